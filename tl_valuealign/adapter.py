@@ -1,0 +1,325 @@
+"""The one place that knows TransformerLens: which weights read the stream, which hooks carry it.
+
+Serves HookedTransformer (transformer-lens 2.18 to 3.x) and TransformerBridge (3.x and 4.x), told
+apart by what they offer: the former cannot even be imported from version 4 on.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tl_valuealign.errors import ModelError
+from tl_valuealign.refusals import refuse_unreadable
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+MIXER_HOOKS = ("linear_attn.hook_out", "mixer.hook_out", "mamba.hook_out", "ssm.hook_out")
+HEAD_HOOKS = {"Q": "attn.hook_q", "K": "attn.hook_k", "V": "attn.hook_v", "OV": "attn.hook_v"}
+
+
+@dataclass(frozen=True)
+class InputNorm:
+    """What a block does to the stream before its attention reads it.
+
+    ``kind``: "LayerNorm" (centres), "RMSNorm" or "none". ``gain`` [d_model] as it multiplies, so
+    1 + w where the model stores w; None for no gain. ``eps`` is added under the root.
+    """
+
+    kind: str
+    gain: Tensor | None
+    eps: float
+    gain_rule: str
+
+    @property
+    def centred(self) -> bool:
+        return self.kind == "LayerNorm"
+
+    def centre(self, stream: Tensor) -> Tensor:
+        """x̄, in the dtype of the stream."""
+        return stream - stream.mean(-1, keepdim=True) if self.centred else stream
+
+    def scale(self, stream: Tensor) -> Tensor:
+        """s(x) [..., 1]: 1 without a norm, else √(mean x̄² + eps)."""
+        if self.kind == "none":
+            return torch.ones_like(stream[..., :1])
+        return (self.centre(stream).square().mean(-1, keepdim=True) + self.eps).sqrt()
+
+    def describe(self) -> str:
+        return self.kind if self.gain is None else f"{self.kind} with gain {self.gain_rule}"
+
+
+class ModelView:
+    """A model seen as streams and read-in matrices. Raises ``ModelError`` for what has neither.
+
+    ``attention_layers``: original numbers of the blocks that have attention.
+    """
+
+    def __init__(self, model: Any) -> None:
+        refuse_unreadable(model)
+        self.model = model
+        self.cfg = model.cfg
+        self.is_bridge = hasattr(model, "adapter")
+        self.blocks = list(model.blocks)
+        self.n_layers = len(self.blocks)
+        self.attention_layers = tuple(
+            i for i, block in enumerate(self.blocks) if "attn" in block._modules
+        )
+        self.d_model = int(self.cfg.d_model)
+        self.n_ctx = int(getattr(self.cfg, "n_ctx", 0) or 0)
+        self.d_vocab = int(self.cfg.d_vocab)
+        first = self._weight(self.attention_layers[0], "Q")
+        self.device, self.dtype = first.device, first.dtype
+        self.hooks = set(model.hook_dict)
+        self.shapes = {role: self._head_shape(role) for role in ("Q", "K", "V")}
+
+    @property
+    def tokenizer(self) -> Any:
+        return getattr(self.model, "tokenizer", None)
+
+    @property
+    def prepends_bos(self) -> bool:
+        return bool(getattr(self.cfg, "default_prepend_bos", True))
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    @property
+    def input_device(self) -> torch.device:
+        return next(iter(self.model.parameters())).device
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.cfg, "model_name", None) or type(self.model).__name__)
+
+    def n_heads(self, role: str) -> int:
+        return self.shapes["Q" if role == "OV" else role][0]
+
+    def d_head(self, role: str) -> int:
+        return self.shapes["V" if role == "OV" else role][1]
+
+    # Weights -------------------------------------------------------------------------------
+
+    def _weight(self, layer: int, role: str) -> Tensor:
+        """Stored W_Q, W_K or W_V [head, d_model, d_head]; native key/value heads."""
+        attn = self.blocks[layer].attn
+        native = f"_W_{role}"
+        name = native if native in attn._parameters else f"W_{role}"
+        try:
+            weight = getattr(attn, name)
+        except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
+            raise ModelError(
+                f"role {role}, block {layer}: {type(attn).__name__} offers no W_{role} "
+                f"({error}). Latent attention (DeepSeek's MLA) and shared or missing "
+                f"key/value projections have no read-in matrix per head; choose other "
+                f"layers=... or roles=..."
+            ) from error
+        if not isinstance(weight, Tensor) or weight.ndim != 3:
+            raise ModelError(
+                f"role {role}, block {layer}: expected W_{role} as a tensor [head, d_model, "
+                f"d_head], got {tuple(getattr(weight, 'shape', ())) or type(weight).__name__}"
+            )
+        if weight.dtype not in FLOATS:
+            raise ModelError(
+                f"role {role}, block {layer}: weights are stored as {weight.dtype}, which packs "
+                f"numbers that cannot be read directly; load the model without quantisation"
+            )
+        if weight.shape[1] != self.d_model:
+            raise ModelError(
+                f"role {role}, block {layer}: W_{role} is {tuple(weight.shape)}, expected "
+                f"[head, {self.d_model}, d_head]"
+            )
+        return weight.detach()
+
+    def _head_shape(self, role: str) -> tuple[int, int]:
+        """(heads, d_head), the same in every attention block, or ``ModelError`` naming two."""
+        seen: dict[tuple[int, int], int] = {}
+        for layer in self.attention_layers:
+            heads, _, d_head = self._weight(layer, role).shape
+            seen.setdefault((heads, d_head), layer)
+        if len(seen) > 1:
+            (a, first), (b, second) = list(seen.items())[:2]
+            raise ModelError(
+                f"role {role}: block {first} has (heads, d_head) = {a} but block {second} has "
+                f"{b}; blocks of different head shapes do not fit one layer × head grid"
+            )
+        return next(iter(seen))
+
+    def read_in(self, role: str, layer: int, norm: InputNorm) -> Tensor:
+        """A [head, d_model, d_head] with the gain inside, centred under LayerNorm, upcast.
+
+        For "OV" the value matrices repeated to the query heads, so that rows match ``write_out``.
+        """
+        weight = self._weight(layer, "V" if role == "OV" else role).to(self.compute_dtype)
+        if norm.gain is not None:
+            weight = norm.gain.to(weight)[None, :, None] * weight
+        if norm.centred:
+            weight = weight - weight.mean(1, keepdim=True)
+        if role == "OV":
+            weight = weight.repeat_interleave(self.n_heads("Q") // len(weight), dim=0)
+        return weight
+
+    def write_out(self, layer: int, norm: InputNorm) -> Tensor:
+        """W_O [query head, d_head, d_model], upcast.
+
+        Centred where the model reads through LayerNorm: no reader sees the mean of what is
+        written, and TransformerLens's processing takes it out.
+        """
+        weight = self.blocks[layer].attn.W_O.detach().to(self.compute_dtype)
+        expected = (self.n_heads("Q"), self.d_head("V"), self.d_model)
+        if tuple(weight.shape) != expected:
+            raise ModelError(f"block {layer}: W_O is {tuple(weight.shape)}, expected {expected}")
+        return weight - weight.mean(-1, keepdim=True) if norm.centred else weight
+
+    def norm_candidates(self, layer: int) -> list[InputNorm]:
+        """Input norms this block may have, the likeliest by its attributes first.
+
+        Attributes alone lie (folded weights, 1 + w conventions, post-norms under the name of the
+        input norm), so the self-check takes the first candidate that reproduces hook_q/k/v.
+        """
+        module = self.blocks[layer]._modules.get("ln1")
+        original = getattr(module, "original_component", None)
+        inner = module if original is None else original
+        kind_of = str(getattr(self.cfg, "normalization_type", None) or type(inner).__name__)
+        kinds = ["RMSNorm", "LayerNorm"] if "RMS" in kind_of else ["LayerNorm", "RMSNorm"]
+        weight = getattr(inner, "w", None)
+        weight = getattr(inner, "weight", None) if weight is None else weight
+        gains: list[tuple[Tensor | None, str]] = [(None, "1")]
+        if isinstance(weight, Tensor) and weight.shape == (self.d_model,):
+            stored = weight.detach().to(self.compute_dtype)
+            gains = [(stored, "w"), (1 + stored, "1 + w"), (None, "1")]
+        names = ("variance_epsilon", "eps", "epsilon")
+        found = [getattr(inner, name, None) for name in names] + [getattr(self.cfg, "eps", None)]
+        epsilons = list(dict.fromkeys(float(e) for e in found if isinstance(e, (int, float))))
+        normed = [
+            InputNorm(kind, gain, eps, rule)
+            for eps in epsilons or [1e-5]
+            for kind in kinds
+            for gain, rule in gains
+        ]
+        plain = InputNorm("none", None, 0.0, "1")
+        return [plain, *normed] if module is None else [*normed, plain]
+
+    def model_hash(self) -> str:
+        """sha256 over every parameter's name, shape, dtype and bytes."""
+        digest = hashlib.sha256()
+        seen = set()
+        for name, parameter in sorted(self.model.named_parameters(), key=lambda item: item[0]):
+            key = (parameter.data_ptr(), parameter.shape)
+            if key in seen:
+                continue
+            seen.add(key)
+            digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
+            flat = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            digest.update(flat.numpy().data)
+        return digest.hexdigest()
+
+    # Streams -------------------------------------------------------------------------------
+
+    def hook(self, layer: int, name: str) -> str:
+        return f"blocks.{layer}.{name}"
+
+    def resid_pre(self, layer: int) -> str:
+        return self.hook(layer, "hook_resid_pre")
+
+    def writes(self, layer: int) -> list[str]:
+        """Hooks of everything this block adds to the stream, in the order of adding."""
+        if layer in self.attention_layers:
+            first = ["hook_attn_out"]
+        else:
+            first = [name for name in MIXER_HOOKS if self.hook(layer, name) in self.hooks][:1]
+        candidates = [*first, "hook_mlp_out"]
+        return [self.hook(layer, n) for n in candidates if self.hook(layer, n) in self.hooks]
+
+    @property
+    def adds_positions(self) -> bool:
+        """Whether a positional embedding is a write into the stream of its own."""
+        kind = getattr(self.cfg, "positional_embedding_type", None)
+        return "hook_pos_embed" in self.hooks and kind not in ("shortformer", "rotary", "alibi")
+
+    @property
+    def positions_enter_queries_and_keys(self) -> bool:
+        return getattr(self.cfg, "positional_embedding_type", None) == "shortformer"
+
+    def run(
+        self, ids: Tensor, names: Sequence[str], stop_at_layer: int | None = None
+    ) -> tuple[Mapping[str, Tensor], Tensor | None]:
+        """Forward right-padded ids [sequence, position]; the named activations, and where
+        ``stop_at_layer`` is given, that block's resid_pre.
+
+        No mask is passed: every padding position comes after the kept ones, and causal attention
+        never looks ahead. Call inside :meth:`quiet`.
+        """
+        wanted = set(names)
+        options: dict[str, Any] = {"return_type": None}
+        if self.is_bridge:
+            options |= {"output_attentions": False, "use_cache": False}
+        else:
+            options |= {"prepend_bos": False, "padding_side": "right"}
+        if stop_at_layer is not None and stop_at_layer < self.n_layers:
+            options["stop_at_layer"] = stop_at_layer
+        with torch.inference_mode():
+            output, cache = self.model.run_with_cache(
+                ids.to(self.input_device),
+                names_filter=lambda name: name in wanted,
+                return_cache_object=False,
+                **options,
+            )
+        missing = [name for name in names if name not in cache]
+        if missing:
+            raise ModelError(
+                f"the model never fired {', '.join(missing[:4])}; this architecture does not "
+                f"expose the streams that the analysis reads (transformer-lens "
+                f"{version('transformer-lens')})"
+            )
+        stopped = output if "stop_at_layer" in options else None
+        return {name: _batched(cache[name], ids) for name in names}, stopped
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Eval mode without gradients; every module's training flag and hooks are put back."""
+        flags = {module: module.training for module in self.model.modules()}
+        points = {id(point): point for point in self.model.hook_dict.values()}.values()
+        hooks = [(point, _hook_state(point)) for point in points]
+        try:
+            for module in flags:
+                module.training = False
+            with torch.no_grad():
+                yield
+        finally:
+            for module, training in flags.items():
+                module.training = training
+            for point, state in hooks:
+                _restore_hooks(point, state)
+
+
+def _batched(value: Tensor, ids: Tensor) -> Tensor:
+    """Give positional embeddings of one row the batch axis of the others."""
+    if value.shape[0] == ids.shape[0]:
+        return value
+    return value.expand(ids.shape[0], *value.shape[1:])
+
+
+def _hook_state(point: Any) -> list[Any]:
+    """Copies of TransformerLens's handle lists and of the torch hook tables behind them."""
+    return [
+        list(point.fwd_hooks),
+        list(point.bwd_hooks),
+        dict(point._forward_hooks),
+        dict(point._backward_hooks),
+    ]
+
+
+def _restore_hooks(point: Any, state: list[Any]) -> None:
+    """Some releases drop a user's hooks in run_with_cache; an exception may leave ours behind."""
+    if _hook_state(point) == state:
+        return
+    point.fwd_hooks[:], point.bwd_hooks[:] = state[:2]
+    for table, kept in zip((point._forward_hooks, point._backward_hooks), state[2:], strict=True):
+        table.clear()
+        table.update(kept)

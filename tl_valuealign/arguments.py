@@ -1,0 +1,83 @@
+"""Validation of plain arguments: an error says what, got, expected and how to mend it."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from tl_valuealign.errors import InputError
+
+
+def choices(
+    name: str, given: Any, allowed: Sequence[str], *, empty: bool = False
+) -> tuple[str, ...]:
+    """``given`` as a tuple without repeats, all of them ``allowed``."""
+    items = (given,) if isinstance(given, str) else _sequence(name, given)
+    for item in items:
+        if item not in allowed:
+            raise InputError(f"{name}: {item!r} is unknown; use any of {', '.join(allowed)}")
+    if not items and not empty:
+        raise InputError(f"{name} is empty; give at least one of {', '.join(allowed)}")
+    return tuple(dict.fromkeys(items))
+
+
+def shares(name: str, given: Any) -> tuple[float, ...]:
+    """Distinct numbers in (0, 1]."""
+    items = _sequence(name, (given,) if isinstance(given, (int, float)) else given)
+    for item in items:
+        if isinstance(item, bool) or not isinstance(item, (int, float)) or not 0 < item <= 1:
+            raise InputError(f"{name}: {item!r} is no share of squared singular value in (0, 1]")
+    if not items:
+        raise InputError(f"{name} is empty; give at least one share, such as 0.9")
+    return tuple(dict.fromkeys(float(item) for item in items))
+
+
+def blocks(name: str, given: Any, available: Sequence[int], n_layers: int) -> tuple[int, ...]:
+    """Block numbers in ascending order, all with attention; None for every one."""
+    if given is None:
+        return tuple(available)
+    items = _sequence(name, (given,) if _whole(given) else given)
+    for item in items:
+        if not _whole(item) or not 0 <= item < n_layers:
+            raise InputError(
+                f"{name}: {item!r} is no block of this model, whose blocks are 0 to {n_layers - 1}"
+            )
+        if item not in available:
+            raise InputError(
+                f"{name}: block {item} has no attention; blocks that have are "
+                f"{', '.join(map(str, available))}"
+            )
+    if not items:
+        raise InputError(f"{name} is empty; leave it out to measure every block")
+    return tuple(sorted({int(item) for item in items}))
+
+
+def count(name: str, given: Any) -> int:
+    """A whole number of at least 1."""
+    if not _whole(given) or given < 1:
+        raise InputError(f"{name}: expected a whole number of at least 1, got {given!r}")
+    return int(given)
+
+
+def device(name: str, given: Any, default: torch.device) -> torch.device:
+    """A device that holds tensors on this machine."""
+    if given is None:
+        return default
+    try:
+        place = torch.device(given)
+        torch.empty(0, device=place)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        raise InputError(f"{name}: {given!r} is not available here: {error}") from error
+    if place.type == "meta":
+        raise InputError(f"{name}: the meta device holds no numbers; use cpu or an accelerator")
+    return place
+
+
+def _whole(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, (bool, torch.Tensor))
+
+
+def _sequence(name: str, given: Any) -> tuple[Any, ...]:
+    if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+        raise InputError(f"{name}: expected a sequence, got {given!r}")
+    return tuple(given)

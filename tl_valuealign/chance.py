@@ -1,0 +1,39 @@
+"""What alignment a stream would have with a head if it pointed in a random direction."""
+
+import torch
+
+from tl_valuealign.errors import InputError
+from tl_valuealign.shapes import METRICS, ThresholdCounts, PerThreshold, typed
+
+
+@typed
+def chance_alignment(
+    n_directions: ThresholdCounts, readable_dim: int, metric: str
+) -> PerThreshold:
+    """Expected alignment of a uniformly random direction, float64, [threshold, layer, head].
+
+    With k directions in a readable space of dimension d' (d_model, less one under LayerNorm) the
+    captured share of squared norm is Beta(k/2, (d'-k)/2): its mean is k/d' (``energy``,
+    ``pooled``) and the mean of its square root is Γ((k+1)/2) Γ(d'/2) / (Γ(k/2) Γ((d'+1)/2))
+    (``norm``). NaN where k = 0: a zero head has no directions. Raises ``InputError`` for k > d'.
+    """
+    if metric not in METRICS:
+        raise InputError(f"metric {metric!r} is unknown; use one of {', '.join(METRICS)}")
+    if n_directions.numel() and int(n_directions.max()) > readable_dim:
+        raise InputError(
+            f"{int(n_directions.max())} directions do not fit a readable space of dimension "
+            f"{readable_dim}"
+        )
+    k = n_directions.to(torch.float64)
+    d = torch.tensor(float(readable_dim), dtype=torch.float64)
+    if metric == "norm":
+        log_ratio = (
+            torch.lgamma((k + 1) / 2)
+            - torch.lgamma(k / 2)
+            + torch.lgamma(d / 2)
+            - torch.lgamma((d + 1) / 2)
+        )
+        chance = log_ratio.exp()
+    else:
+        chance = k / d
+    return torch.where(n_directions > 0, chance, torch.nan)

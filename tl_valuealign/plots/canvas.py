@@ -1,0 +1,201 @@
+"""Figures laid out in pixels: panels, notes and a legend go down, a plotly Figure comes up.
+
+Plotly places axes by fractions of the page. Cells that are a whole number of pixels wide, outlines
+that sit on their edges and ticks that never collide need pixels, so a figure is planned on a
+canvas and turned into fractions once its size is known.
+"""
+
+from dataclasses import dataclass, field
+from textwrap import wrap
+from typing import Any
+
+import plotly.graph_objects as go
+
+from tl_valuealign.plots.common import FAINT, FONT, GREY
+
+SIDE, WIDEST = 20, 1440
+TITLE_LINE, SUBTITLE_LINE, LEGEND_LINE = 23, 16, 20
+TITLE_SIZE, SUBTITLE_SIZE = 17, 12
+GLYPH = 0.56  # mean width of a character of a system sans-serif, in ems; rather wide than narrow
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes and where it lies, in pixels from the content's top left corner."""
+
+    number: int
+    left: float
+    top: float
+    width: float
+    height: float
+
+    @property
+    def x(self) -> str:
+        return f"x{self.number if self.number > 1 else ''}"
+
+    @property
+    def y(self) -> str:
+        return f"y{self.number if self.number > 1 else ''}"
+
+
+@dataclass
+class Canvas:
+    """Collects what a figure shows; :meth:`figure` builds it."""
+
+    title: str
+    subtitle: list[str]
+    traces: list[Any] = field(default_factory=list)
+    shapes: list[dict[str, Any]] = field(default_factory=list)
+    layout: dict[str, Any] = field(default_factory=dict)
+    _panels: list[tuple[Panel, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
+    _notes: list[tuple[float, float, dict[str, Any]]] = field(default_factory=list)
+    _bar: tuple[float, float, float] | None = None
+
+    def panel(
+        self, left: float, top: float, width: float, height: float, *, x: Any, y: Any
+    ) -> Panel:
+        """Axes whose inside is this rectangle. ``x`` and ``y`` are plotly axis options."""
+        panel = Panel(len(self._panels) + 1, left, top, width, height)
+        self._panels.append((panel, x, y))
+        return panel
+
+    def note(self, text: str, left: float, top: float, **options: Any) -> None:
+        """Text whose top left corner (or the anchor in ``options``) lies at this point."""
+        self._notes.append((left, top, {"text": text} | options))
+
+    def colour_bar(self, left: float, top: float, height: float) -> None:
+        """Where the one colour bar of the figure stands."""
+        self._bar = (left, top, height)
+
+    def figure(self, width: float, height: float, *, min_width: float = 640) -> go.Figure:
+        """The figure, its content ``width`` × ``height`` pixels, header and legend around it."""
+        page_width = max(width + 2 * SIDE, min_width)
+        inner = page_width - 2 * SIDE
+        title = _wrapped(self.title, inner, TITLE_SIZE)
+        subtitle = [part for line in self.subtitle for part in _wrapped(line, inner, SUBTITLE_SIZE)]
+        top = 16 + TITLE_LINE * len(title) + SUBTITLE_LINE * len(subtitle) + 20
+        legend = self._legend_height(inner)
+        page_height = top + height + legend + 12
+        figure = go.Figure(self.traces)
+        figure.update_layout(
+            width=page_width,
+            height=page_height,
+            margin={"l": 0, "r": 0, "t": 0, "b": 0, "autoexpand": False},
+            font={"family": FONT, "size": 12},
+            title={
+                "text": f"<b>{'<br>'.join(title)}</b>",
+                "font": {"size": TITLE_SIZE},
+                "subtitle": {
+                    "text": "<br>".join(subtitle),
+                    "font": {"size": SUBTITLE_SIZE, "color": GREY},
+                },
+                "x": SIDE / page_width,
+                "xanchor": "left",
+                "y": 1 - 16 / page_height,
+                "yanchor": "top",
+                "automargin": False,
+            },
+            hovermode="closest",
+            hoverlabel={"align": "left", "font": {"family": FONT, "size": 12}},
+            plot_bgcolor="rgba(0,0,0,0)",
+            legend={
+                "orientation": "h",
+                "x": SIDE / page_width,
+                "xanchor": "left",
+                "y": (12 + legend) / page_height,
+                "yanchor": "top",
+                "bgcolor": "rgba(0,0,0,0)",
+                "font": {"size": 12},
+                "itemsizing": "trace",
+                "traceorder": "normal",
+            },
+            shapes=self.shapes,
+            annotations=[
+                self._annotation(left, place, options, top, page_width, page_height)
+                for left, place, options in self._notes
+            ],
+        )
+        for panel, x, y in self._panels:
+            left = (SIDE + panel.left) / page_width
+            bottom = 1 - (top + panel.top + panel.height) / page_height
+            figure.update_layout(
+                {
+                    f"xaxis{panel.x[1:]}": _axis(
+                        [left, left + panel.width / page_width], panel.y, x
+                    ),
+                    f"yaxis{panel.y[1:]}": _axis(
+                        [bottom, bottom + panel.height / page_height], panel.x, y
+                    ),
+                }
+            )
+        figure.update_layout(self.layout)
+        if self._bar is not None:
+            left, place, length = self._bar
+            figure.update_coloraxes(
+                colorbar={
+                    "x": (SIDE + left) / page_width,
+                    "xanchor": "left",
+                    "xpad": 0,
+                    "y": 1 - (top + place) / page_height,
+                    "yanchor": "top",
+                    "ypad": 0,
+                    "len": length,
+                    "lenmode": "pixels",
+                    "thickness": 14,
+                    "outlinewidth": 0,
+                    "ticks": "outside",
+                    "ticklen": 4,
+                    "tickcolor": GREY,
+                    "tickfont": {"size": 11},
+                }
+            )
+        return figure
+
+    def _legend_height(self, inner: float) -> float:
+        """Plotly sets a legend that overflows one line in columns as wide as its longest entry."""
+        names = [trace.name for trace in self.traces if trace.showlegend and trace.name]
+        if not names:
+            return 0.0
+        widths = [48 + 12 * GLYPH * len(name) for name in names]
+        columns = len(names) if sum(widths) <= inner else max(1, int(inner / max(widths)))
+        return -(-len(names) // columns) * LEGEND_LINE + 12
+
+    def _annotation(
+        self,
+        left: float,
+        place: float,
+        options: dict[str, Any],
+        top: float,
+        width: float,
+        height: float,
+    ) -> dict[str, Any]:
+        return {
+            "x": (SIDE + left) / width,
+            "y": 1 - (top + place) / height,
+            "xref": "paper",
+            "yref": "paper",
+            "xanchor": "left",
+            "yanchor": "top",
+            "showarrow": False,
+            "align": "left",
+            "borderpad": 0,
+        } | options
+
+
+def _axis(domain: list[float], anchor: str, options: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "domain": [min(max(edge, 0.0), 1.0) for edge in domain],
+        "anchor": anchor,
+        "automargin": False,
+        "showgrid": False,
+        "zeroline": False,
+        "ticks": "",
+        "ticklabelstandoff": 3,
+        "tickfont": {"size": 11},
+        "gridcolor": FAINT,
+    } | options | {"title": {"font": {"size": 12}, "standoff": 4} | options.get("title", {})}
+
+
+def _wrapped(text: str, width: float, size: float) -> list[str]:
+    """Lines that fit; an entity such as ``&lt;`` never breaks because it holds no space."""
+    return wrap(text, int(width / (size * GLYPH)), break_long_words=False) or [""]

@@ -1,0 +1,398 @@
+"""The frozen result of ``analyze_value_alignment`` and everything a reader asks of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy import stats
+
+from tl_valuealign import describe
+from tl_valuealign.chance import chance_alignment
+from tl_valuealign.errors import InputError
+from tl_valuealign.shapes import (
+    METRICS,
+    HeadCounts,
+    HeadFlags,
+    PerHead,
+    PerLayer,
+    PerSource,
+    PerSourceHead,
+    PerThreshold,
+    PerThresholdSource,
+    Spectrum,
+    ThresholdCounts,
+    ThresholdFlags,
+    check_fields,
+    typed,
+)
+from tl_valuealign.sums import Sums
+
+FULL = "full"
+
+
+@dataclass(frozen=True)
+class RoleResult:
+    """What one role's read-in matrices see. Tensors are on the CPU, figures in float64.
+
+    Axes follow ``tl_valuealign.shapes``; a source that is not upstream of a layer, and a head whose
+    matrix is zero, are NaN.
+
+    full, full_stderr: alignment of the full stream and its standard error over sequences.
+    by_source, by_source_stderr: the same for every source.
+    chance: alignment of a random direction with as many directions.
+    singular_values: descending. n_directions: how many carry the threshold's share.
+    numerical_rank: singular values above rounding in the stored dtype.
+    tied: the singular values on both sides of the cut are equal, so the cut is arbitrary.
+    projected_sq_norm, projected_sq_norm_full: mean_t ‖x̄_t A‖².
+    excess, excess_stderr: full stream minus embedding, with its paired bootstrap error.
+    """
+
+    full: PerThreshold
+    full_stderr: PerThreshold
+    by_source: PerThresholdSource
+    by_source_stderr: PerThresholdSource
+    chance: PerThreshold
+    singular_values: Spectrum
+    n_directions: ThresholdCounts
+    numerical_rank: HeadCounts
+    tied: ThresholdFlags
+    projected_sq_norm: PerSourceHead
+    projected_sq_norm_full: PerHead
+    excess: PerThreshold
+    excess_stderr: PerThreshold
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Checks:
+    """How well the run reproduced the model's own activations (relative errors).
+
+    decomposition: Σ upstream sources against resid_pre, per layer.
+    read_in: (x̄/s) A + b against hook_q, hook_k, hook_v (and, for OV, Σ_h z W_O against the
+    attention output), per role and layer.
+    """
+
+    decomposition: PerLayer
+    decomposition_tolerance: float
+    read_in: dict[str, PerLayer]
+    read_in_tolerance: float
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, repr=False)
+class ValueAlignmentResult:
+    """Alignment of every stream with every head's input directions.
+
+    ``result.V``, ``.K``, ``.Q``, ``.OV`` are :class:`RoleResult` for the roles that were asked for.
+    ``sums`` holds what :meth:`merge` adds; ``provenance`` everything that shaped a number.
+    """
+
+    roles: dict[str, RoleResult]
+    sources: tuple[str, ...]
+    layers: tuple[int, ...]
+    thresholds: tuple[float, ...]
+    metric: str
+    norms: PerSource
+    full_norms: PerLayer
+    checks: Checks
+    sums: Sums
+    provenance: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        labels = (len(self.thresholds), len(self.sources), len(self.layers))
+        shapes = {tuple(values.by_source.shape[:3]) for values in self.roles.values()}
+        shapes.add((len(self.thresholds), len(self.norms), len(self.full_norms)))
+        if shapes != {labels}:
+            raise InputError(
+                f"{labels[0]} thresholds, {labels[1]} sources and {labels[2]} layers are named, "
+                f"but the tensors have {sorted(shapes)}"
+            )
+
+    def __repr__(self) -> str:
+        return describe.text(self)
+
+    def _repr_html_(self) -> str:
+        return describe.html(self)
+
+    def summary(self) -> str:
+        """Five lines: what was measured and what it shows, chance beside it."""
+        return describe.summary(self)
+
+    def role(self, name: str) -> RoleResult:
+        """One role's result. Raises ``InputError`` naming the roles that were measured."""
+        if name not in self.roles:
+            raise InputError(
+                f"role {name!r} is not in this result, which has {', '.join(self.roles)}; "
+                f"ask for it with analyze_value_alignment(..., roles=({name!r},))"
+            )
+        return self.roles[name]
+
+    @property
+    def Q(self) -> RoleResult:
+        return self.role("Q")
+
+    @property
+    def K(self) -> RoleResult:
+        return self.role("K")
+
+    @property
+    def V(self) -> RoleResult:
+        return self.role("V")
+
+    @property
+    def OV(self) -> RoleResult:
+        return self.role("OV")
+
+    def threshold_index(self, threshold: float | None = None) -> int:
+        """Row of the threshold axis; None is the first. Raises ``InputError`` if not computed."""
+        if threshold is None:
+            return 0
+        for index, value in enumerate(self.thresholds):
+            if abs(value - threshold) < 1e-9:
+                return index
+        raise InputError(
+            f"threshold {threshold!r} is not in this result, which has "
+            f"{', '.join(map(str, self.thresholds))}; pass thresholds=({threshold!r},) when analysing"
+        )
+
+    def source_index(self, source: str) -> int:
+        """Row of the source axis. Raises ``InputError`` naming the nearest labels."""
+        if source not in self.sources:
+            raise InputError(
+                f"source {source!r} is not in this result; its sources are "
+                f"{', '.join(self.sources[:3])}, …, {self.sources[-1]}, and {FULL!r}"
+            )
+        return self.sources.index(source)
+
+    @typed
+    def alignment(self, role: str, source: str, threshold: float | None = None) -> PerHead:
+        """Alignment of one source (or ``"full"``) with every head, [layer, head]."""
+        values, index = self.role(role), self.threshold_index(threshold)
+        if source == FULL:
+            return values.full[index]
+        return values.by_source[index, self.source_index(source)]
+
+    @typed
+    def stderr(self, role: str, source: str, threshold: float | None = None) -> PerHead:
+        """Standard error of :meth:`alignment` over sequences, [layer, head]; NaN under 8 of them."""
+        values, index = self.role(role), self.threshold_index(threshold)
+        if source == FULL:
+            return values.full_stderr[index]
+        return values.by_source_stderr[index, self.source_index(source)]
+
+    @typed
+    def boxes(
+        self, threshold: float | None = None, *, role: str = "V", significant: bool = False
+    ) -> HeadFlags:
+        """Heads where the full stream's alignment exceeds the embedding's, [layer, head].
+
+        ``significant=True`` keeps those that survive false-discovery control at 5% over the grid
+        (Benjamini and Hochberg 1995) of a one-sided test of the paired bootstrap; none do where
+        there are too few sequences for an error.
+        """
+        values, index = self.role(role), self.threshold_index(threshold)
+        boxed = values.excess[index] > 0
+        if not significant:
+            return boxed
+        t = (values.excess[index] / values.excess_stderr[index]).numpy()
+        known = np.isfinite(t)
+        survives = np.zeros(t.shape, dtype=bool)
+        if known.any():
+            p = stats.t.sf(t[known], df=self.sums.n_sequences - 1)
+            survives[known] = stats.false_discovery_control(p) <= 0.05
+        return boxed & torch.from_numpy(survives)
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Long form, one row per role, threshold, source (``"full"`` last), layer and head.
+
+        Columns: role, threshold, source, layer, head, alignment, stderr, chance, relative
+        (alignment over chance), n_directions, numerical_rank, projected_sq_norm. Rows of a source
+        that is not upstream of a layer carry NaN.
+        """
+        return pd.concat([self._role_frame(name) for name in self.roles], ignore_index=True)
+
+    def _role_frame(self, name: str) -> pd.DataFrame:
+        values = self.roles[name]
+        alignment = torch.cat([values.by_source, values.full[:, None]], dim=1)
+        shape = alignment.shape
+        index = pd.MultiIndex.from_product(
+            [
+                [name],
+                self.thresholds,
+                [*self.sources, FULL],
+                self.layers,
+                range(shape[-1]),
+            ],
+            names=["role", "threshold", "source", "layer", "head"],
+        )
+        projected = torch.cat([values.projected_sq_norm, values.projected_sq_norm_full[None]])
+        columns = {
+            "alignment": alignment,
+            "stderr": torch.cat([values.by_source_stderr, values.full_stderr[:, None]], dim=1),
+            "chance": values.chance[:, None].expand(shape),
+            "relative": alignment / values.chance[:, None],
+            "n_directions": values.n_directions[:, None].expand(shape),
+            "numerical_rank": values.numerical_rank[None, None].expand(shape),
+            "projected_sq_norm": projected[None].expand(shape),
+        }
+        flat = {key: value.reshape(-1).numpy() for key, value in columns.items()}
+        return pd.DataFrame(flat, index=index).reset_index()
+
+    def save(self, path: Any, *, overwrite: bool = False) -> None:
+        """Write to a ``.safetensors`` file, atomically. See :func:`tl_valuealign.load`.
+
+        Raises ``StorageError`` if the path exists and ``overwrite`` is false, is a directory, or
+        cannot be written.
+        """
+        from tl_valuealign import storage
+
+        storage.save(self, path, overwrite=overwrite)
+
+    def with_metric(self, metric: str) -> "ValueAlignmentResult":
+        """The same run read with another metric, without the model.
+
+        NaN for ``"norm"`` where the run kept second moments only.
+        """
+        if metric not in METRICS:
+            raise InputError(f"metric {metric!r} is unknown; use one of {', '.join(METRICS)}")
+        spectra = {}
+        for name, values in self.roles.items():
+            chance = chance_alignment(values.n_directions, self.provenance["readable_dim"], metric)
+            spectra[name] = replace(Spectra.of(values), chance=chance)
+        return assemble(
+            spectra,
+            self.sums,
+            sources=self.sources,
+            layers=self.layers,
+            thresholds=self.thresholds,
+            metric=metric,
+            checks=self.checks,
+            provenance=self.provenance,
+        )
+
+    def merge(self, other: "ValueAlignmentResult") -> "ValueAlignmentResult":
+        """The result over both texts, exactly as if they had been analysed in one run.
+
+        Raises ``InputError`` naming the first difference in model weights or options.
+        """
+        for what, mine, theirs in (
+            ("model weights", self.provenance["model_hash"], other.provenance["model_hash"]),
+            ("roles", tuple(self.roles), tuple(other.roles)),
+            ("sources", self.sources, other.sources),
+            ("layers", self.layers, other.layers),
+            ("thresholds", self.thresholds, other.thresholds),
+            ("metric", self.metric, other.metric),
+            ("skip_first", self.provenance["skip_first"], other.provenance["skip_first"]),
+            ("engine", self.provenance["engine"], other.provenance["engine"]),
+        ):
+            if mine != theirs:
+                raise InputError(
+                    f"these results differ in {what}: {mine!r} and {theirs!r}; only runs of the "
+                    f"same weights with the same options over different text can be merged"
+                )
+        sums = self.sums + other.sums
+        worst = Checks(
+            torch.maximum(self.checks.decomposition, other.checks.decomposition),
+            self.checks.decomposition_tolerance,
+            {
+                role: torch.maximum(error, other.checks.read_in[role])
+                for role, error in self.checks.read_in.items()
+            },
+            self.checks.read_in_tolerance,
+        )
+        spectra = {name: Spectra.of(values) for name, values in self.roles.items()}
+        text = {
+            "text": [*self.provenance["text"], *other.provenance["text"]],
+            "n_tokens": sums.n_tokens,
+            "n_sequences": sums.n_sequences,
+        }
+        return assemble(
+            spectra,
+            sums,
+            sources=self.sources,
+            layers=self.layers,
+            thresholds=self.thresholds,
+            metric=self.metric,
+            checks=worst,
+            provenance=self.provenance | text,
+        )
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """What is known of a role's matrices before any text is read (axes as in RoleResult)."""
+
+    singular_values: Spectrum
+    n_directions: ThresholdCounts
+    numerical_rank: HeadCounts
+    tied: ThresholdFlags
+    chance: PerThreshold
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @classmethod
+    def of(cls, values: RoleResult) -> "Spectra":
+        return cls(
+            values.singular_values,
+            values.n_directions,
+            values.numerical_rank,
+            values.tied,
+            values.chance,
+        )
+
+
+def assemble(
+    spectra: Mapping[str, Spectra],
+    sums: Sums,
+    *,
+    sources: tuple[str, ...],
+    layers: tuple[int, ...],
+    thresholds: tuple[float, ...],
+    metric: str,
+    checks: Checks,
+    provenance: dict[str, Any],
+) -> ValueAlignmentResult:
+    """Turn sums and spectra into the result. Pure: the same input gives the same bits."""
+    roles = {}
+    for name, known in spectra.items():
+        alignment = sums.alignment(name, metric)
+        stderr = sums.stderr(name, metric)
+        projected = sums.projected(name)
+        excess, excess_stderr = sums.excess(name, metric)
+        roles[name] = RoleResult(
+            full=alignment[:, -1],
+            full_stderr=stderr[:, -1],
+            by_source=alignment[:, :-1],
+            by_source_stderr=stderr[:, :-1],
+            chance=known.chance,
+            singular_values=known.singular_values,
+            n_directions=known.n_directions,
+            numerical_rank=known.numerical_rank,
+            tied=known.tied,
+            projected_sq_norm=projected[:-1],
+            projected_sq_norm_full=projected[-1],
+            excess=excess,
+            excess_stderr=excess_stderr,
+        )
+    norms = sums.mean_norms()
+    return ValueAlignmentResult(
+        roles=roles,
+        sources=sources,
+        layers=layers,
+        thresholds=thresholds,
+        metric=metric,
+        norms=norms[:-1, 0],
+        full_norms=norms[-1],
+        checks=checks,
+        sums=sums,
+        provenance=provenance,
+    )

@@ -1,0 +1,124 @@
+"""Input directions of read-in matrices: batched SVD, direction counts, numerical rank, ties."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tl_valuealign.errors import ModelError
+from tl_valuealign.shapes import DirectionStack, HeadSpectrum, ReadInStack, check_fields, typed
+
+WELL_CONDITIONED = 1e-4
+RESOLVED = 1e-13
+
+
+@dataclass(frozen=True)
+class HeadSVD:
+    """Left singular vectors [head, d_model, direction] and values [head, direction], descending.
+
+    Both in float64, on the device of the matrices. Vectors of zero singular values are zero.
+    """
+
+    directions: DirectionStack
+    singular_values: HeadSpectrum
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@typed
+def decompose(matrices: ReadInStack, stored: torch.dtype) -> HeadSVD:
+    """SVD of A = U S Vᵀ for a stack of heads, keeping U and S.
+
+    ``stored`` is the dtype in which the weights live. The eigenvectors of the float64 Gram matrix
+    AᵀA give U as the normalised columns of A V, orthonormal to about eps (s_1/s_i)². Where some
+    nonzero s_i falls under 1e-4 s_1, or the weights are float64, a QR factorisation is used
+    instead: it does not square the condition number.
+    """
+    work = matrices.to(torch.float64)
+    if stored != torch.float64:
+        right = torch.linalg.eigh(work.mT @ work).eigenvectors.flip(-1)
+        directions, values = _normalise_columns(work @ right)
+        weak = (values < WELL_CONDITIONED * values[:, :1]) & (values[:, :1] > 0)
+        if not bool(weak.any()):
+            return HeadSVD(directions, values)
+    return _through_core(*torch.linalg.qr(work))
+
+
+@typed
+def decompose_product(read_in: ReadInStack, write_out: Tensor) -> HeadSVD:
+    """SVD of A W_O per query head through the small core of the two factors.
+
+    ``read_in`` [head, d_model, d_head], ``write_out`` [head, d_head, d_model]. Nothing of size
+    d_model × d_model is formed, and A → A M, W_O → M⁻¹ W_O leaves the result unchanged.
+    """
+    basis, core = torch.linalg.qr(read_in.to(torch.float64))
+    other = torch.linalg.qr(write_out.to(torch.float64).mT).R
+    return _through_core(basis, core @ other.mT)
+
+
+def _through_core(basis: Tensor, core: Tensor) -> HeadSVD:
+    left, values, _ = torch.linalg.svd(core)
+    directions = (basis @ left) * (values > 0).unsqueeze(-2)
+    return HeadSVD(directions, values)
+
+
+def _normalise_columns(scaled: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns u_i s_i → (u_i, s_i), in descending order; the lengths are more exact than √eig."""
+    lengths = scaled.norm(dim=-2)
+    order = lengths.argsort(dim=-1, descending=True)
+    lengths = lengths.gather(-1, order)
+    scaled = scaled.gather(-1, order.unsqueeze(-2).expand_as(scaled))
+    safe = torch.where(lengths > 0, lengths, 1.0)
+    return scaled / safe.unsqueeze(-2), lengths
+
+
+@typed
+def count_directions(singular_values: HeadSpectrum, threshold: float) -> Tensor:
+    """Smallest k with Σ_{i≤k} s_i² ≥ threshold · Σ s_i², int64 [head]; 0 for a zero head.
+
+    A threshold of 1 asks for the whole column space: singular values above float64 rounding.
+    """
+    energy = singular_values.square()
+    total = energy.sum(-1, keepdim=True)
+    short = energy.cumsum(-1) < threshold * total * (1 - 1e-14)
+    resolved = singular_values > singular_values[..., :1] * RESOLVED
+    k = short.sum(-1) + 1
+    return torch.where(total[..., 0] > 0, torch.minimum(k, resolved.sum(-1)), 0)
+
+
+@typed
+def numerical_rank(singular_values: HeadSpectrum, d_model: int, stored: torch.dtype) -> Tensor:
+    """How many singular values stand above rounding in the stored dtype, int64 [head].
+
+    float32 and float64: s_i > s_1 · max(d_model, d_head) · eps, as numpy and MATLAB do. That bound
+    is useless in half precision (bfloat16 at d_model 128 would already call every head rank 0).
+    There, rounding the entries perturbs A by a matrix of spectral norm below about 0.6 eps s_1,
+    so s_i > s_1 · eps is counted.
+    """
+    eps = torch.finfo(stored).eps
+    wide = torch.finfo(stored).bits >= 32
+    scale = max(d_model, singular_values.shape[-1]) if wide else 1
+    return (singular_values > singular_values[..., :1] * scale * eps).sum(-1)
+
+
+@typed
+def tied_at(singular_values: HeadSpectrum, k: Tensor, stored: torch.dtype) -> Tensor:
+    """Whether s_k and s_{k+1} are equal to rounding, bool [head]: the cut is then arbitrary."""
+    eps = torch.finfo(torch.float64 if stored == torch.float64 else torch.float32).eps
+    last = singular_values.shape[-1]
+    here = singular_values.gather(-1, (k - 1).clamp(0, last - 1).unsqueeze(-1))[..., 0]
+    following = singular_values.gather(-1, k.clamp(0, last - 1).unsqueeze(-1))[..., 0]
+    close = (here - following) <= 8 * eps * singular_values[..., 0]
+    return close & (k > 0) & (k < last)
+
+
+def require_finite(matrices: Tensor, *, role: str, layer: int) -> None:
+    """Raise ``ModelError`` naming the first head whose matrix has a NaN or an infinity."""
+    finite = matrices.isfinite().flatten(1).all(-1)
+    if not bool(finite.all()):
+        bad = [f"L{layer}H{head}" for head in (~finite).nonzero()[:, 0].tolist()]
+        raise ModelError(
+            f"role {role}: the read-in matrix of {', '.join(bad[:8])} has NaN or infinite "
+            f"entries; load the checkpoint again, or leave the layer out with layers=..."
+        )

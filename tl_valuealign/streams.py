@@ -1,0 +1,65 @@
+"""Which hooks carry which source, and the streams of one batch in the order of being written."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from tl_valuealign.adapter import ModelView
+from tl_valuealign.tokens import Batch
+
+EMBED, POS_EMBED = "embed", "pos_embed"
+
+
+class StreamPlan:
+    """The sources upstream of the target blocks, and how to read them.
+
+    ``labels``: TransformerLens's own, "embed", "pos_embed" where there is one, "0_attn_out", ….
+    ``upstream`` [source, layer]: whether a source is written before a target block.
+    """
+
+    def __init__(self, view: ModelView, components: Sequence[str], layers: Sequence[int]) -> None:
+        self.view, self.layers, self.last = view, tuple(layers), max(layers)
+        hooks: dict[str, tuple[int, str]] = {}
+        for block in range(self.last):
+            for component in ("attn_out", "mlp_out"):
+                name = view.hook(block, f"hook_{component}")
+                if component in components and name in view.writes(block):
+                    hooks[f"{block}_{component}"] = (block, name)
+        self.hooks = hooks
+        first = [EMBED, POS_EMBED] if view.adds_positions else [EMBED]
+        self.labels = (*first, *hooks)
+        written = [-1] * len(first) + [block for block, _ in hooks.values()]
+        self.upstream = torch.tensor([[block < layer for layer in layers] for block in written])
+
+    def read(self, batch: Batch) -> Iterator[tuple[int, Tensor, list[int]]]:
+        """Run the model once; per stream its number (the full stream is last), its activations
+        [sequence, position, d_model] and the places on the layer axis that read it.
+
+        Each activation is let go as soon as it has been handed out.
+        """
+        view, last = self.view, self.last
+        reads = {layer: view.resid_pre(layer) for layer in (0, *self.layers) if layer != last}
+        names = [*reads.values(), *(name for _, name in self.hooks.values())]
+        if view.adds_positions:
+            names.append("hook_pos_embed")
+        found, stopped = view.run(batch.ids, list(dict.fromkeys(names)), stop_at_layer=last)
+        cache = dict(found)
+        cache[view.resid_pre(last)] = stopped
+        del found, stopped
+        embed = cache[view.resid_pre(0)]
+        if view.adds_positions:
+            positions = cache.pop("hook_pos_embed")
+            embed = embed - positions
+            yield 1, positions, self._readers(1)
+        yield 0, embed, self._readers(0)
+        del embed
+        full = len(self.labels)
+        for place, layer in enumerate(self.layers):
+            yield full, cache.pop(view.resid_pre(layer)), [place]
+        for number, label in enumerate(self.labels):
+            if label in self.hooks:
+                yield number, cache.pop(self.hooks[label][1]), self._readers(number)
+
+    def _readers(self, number: int) -> list[int]:
+        return self.upstream[number].nonzero()[:, 0].tolist()
