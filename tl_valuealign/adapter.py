@@ -323,3 +323,23 @@ def _restore_hooks(point: Any, state: list[Any]) -> None:
     for table, kept in zip((point._forward_hooks, point._backward_hooks), state[2:], strict=True):
         table.clear()
         table.update(kept)
+
+
+def load_model(name: str, *, dtype: torch.dtype, device: str | None = None) -> Any:
+    """Boot a model by its Hugging Face name or local folder, as the installed release can.
+
+    TransformerBridge where there is one, else HookedTransformer. Raises ``ModelError`` with what
+    the loader said.
+    """
+    try:
+        from transformer_lens.model_bridge import TransformerBridge
+    except ImportError:
+        from transformer_lens import HookedTransformer
+
+        boot = HookedTransformer.from_pretrained
+    else:
+        boot = TransformerBridge.boot_transformers
+    try:
+        return boot(name, dtype=dtype, device=device)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise ModelError(f"cannot load {name!r}: {error}") from error

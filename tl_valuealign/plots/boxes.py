@@ -39,9 +39,7 @@ def box_layers(
     """
     threshold = result.thresholds[index]
     plain = result.boxes(threshold, role=role).numpy()
-    counted = (
-        f"{int(plain.sum())} of {plain.size} {safe(role)} heads: full stream above embedding"
-    )
+    counted = f"{int(plain.sum())} of {plain.size} {safe(role)} heads: full stream above embedding"
     if not has_intervals(result, role, index):
         return [(counted, "solid", box_path(plain))]
     firm = result.boxes(threshold, role=role, significant=True).numpy()

@@ -67,7 +67,7 @@ class Canvas:
         """Where the one colour bar of the figure stands."""
         self._bar = (left, top, height)
 
-    def figure(self, width: float, height: float, *, min_width: float = 640) -> go.Figure:
+    def figure(self, width: float, height: float, *, min_width: float = 680) -> go.Figure:
         """The figure, its content ``width`` × ``height`` pixels, header and legend around it."""
         page_width = max(width + 2 * SIDE, min_width)
         inner = page_width - 2 * SIDE
@@ -75,7 +75,7 @@ class Canvas:
         subtitle = [part for line in self.subtitle for part in _wrapped(line, inner, SUBTITLE_SIZE)]
         top = 16 + TITLE_LINE * len(title) + SUBTITLE_LINE * len(subtitle) + 20
         legend = self._legend_height(inner)
-        page_height = top + height + legend + 12
+        page_height = top + height + legend
         figure = go.Figure(self.traces)
         figure.update_layout(
             width=page_width,
@@ -102,7 +102,7 @@ class Canvas:
                 "orientation": "h",
                 "x": SIDE / page_width,
                 "xanchor": "left",
-                "y": (12 + legend) / page_height,
+                "y": legend / page_height,
                 "yanchor": "top",
                 "bgcolor": "rgba(0,0,0,0)",
                 "font": {"size": 12},
@@ -158,7 +158,7 @@ class Canvas:
             return 0.0
         widths = [48 + 12 * GLYPH * len(name) for name in names]
         columns = len(names) if sum(widths) <= inner else max(1, int(inner / max(widths)))
-        return -(-len(names) // columns) * LEGEND_LINE + 12
+        return -(-len(names) // columns) * LEGEND_LINE + 8
 
     def _annotation(
         self,
@@ -183,17 +183,21 @@ class Canvas:
 
 
 def _axis(domain: list[float], anchor: str, options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "domain": [min(max(edge, 0.0), 1.0) for edge in domain],
-        "anchor": anchor,
-        "automargin": False,
-        "showgrid": False,
-        "zeroline": False,
-        "ticks": "",
-        "ticklabelstandoff": 3,
-        "tickfont": {"size": 11},
-        "gridcolor": FAINT,
-    } | options | {"title": {"font": {"size": 12}, "standoff": 4} | options.get("title", {})}
+    return (
+        {
+            "domain": [min(max(edge, 0.0), 1.0) for edge in domain],
+            "anchor": anchor,
+            "automargin": False,
+            "showgrid": False,
+            "zeroline": False,
+            "ticks": "",
+            "ticklabelstandoff": 3,
+            "tickfont": {"size": 11},
+            "gridcolor": FAINT,
+        }
+        | options
+        | {"title": {"font": {"size": 12}, "standoff": 4} | options.get("title", {})}
+    )
 
 
 def _wrapped(text: str, width: float, size: float) -> list[str]:

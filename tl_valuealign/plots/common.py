@@ -50,7 +50,8 @@ def subtitle(result: ValueAlignmentResult, index: int | None, *notes: str) -> li
     p = result.provenance
     what = [safe(p["model_name"]), f"{p['n_tokens']:,} tokens in {p['n_sequences']:,} sequences"]
     if index is not None:
-        what.append(f"directions carrying {share(result.thresholds[index])} of squared singular values")
+        part = share(result.thresholds[index])
+        what.append(f"directions carrying {part} of squared singular values")
     return [" · ".join(what), *(note for note in notes if note)]
 
 
@@ -122,12 +123,13 @@ def value_scale(low: float, high: float, chance: float | None) -> dict[str, Any]
 
 
 def relative_scale(log_ratios: Iterable[Any]) -> dict[str, Any]:
-    """A diverging colour axis for log2(value / chance), symmetric about chance."""
+    """A diverging colour axis for log2(value / chance), symmetric, holding 99.5% of the values."""
     values = np.concatenate([known(part) for part in log_ratios])
-    reach = float(np.abs(values).max()) if len(values) else 1.0
+    reach = float(np.percentile(np.abs(values), 99.5)) if len(values) else 1.0
     reach = max(math.ceil(reach * 4 - 1e-9) / 4, 0.25)
     if reach > 3:
-        ratios = [2.0**power for power in range(-int(reach), int(reach) + 1, max(int(reach) // 4, 1))]
+        every = max(int(reach) // 4, 1)
+        ratios = [2.0**power for power in range(-20 * every, 20 * every + 1, every)]
     elif reach > 1.5:
         ratios = [1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8]
     elif reach > 0.75:
@@ -144,6 +146,23 @@ def relative_scale(log_ratios: Iterable[Any]) -> dict[str, Any]:
             "ticktext": [f"{r:.3g}×" if r != 1 else "1× <b>chance</b>" for r in ratios],
         },
     }
+
+
+def plain(value: float) -> str:
+    """A round number as people write it: 0.05, 2, 500, 10⁶ beyond that."""
+    if 1e-4 <= value < 1e5:
+        return f"{value:,.4f}".rstrip("0").rstrip(".")
+    return f"10<sup>{math.log10(value):.0f}</sup>"
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers from 10**low to 10**high: 1, 2, 5 a decade, or 1, or fewer, about eight."""
+    decades = high - low
+    steps = (1, 2, 5) if decades <= 2.5 else (1, 3) if decades <= 4 else (1,)
+    every = max(1, math.ceil(decades / 9))
+    exponents = range(math.floor(low), math.ceil(high) + 1)
+    ticks = [digit * 10.0**power for power in exponents if power % every == 0 for digit in steps]
+    return [tick for tick in ticks if low - 1e-9 <= math.log10(tick) <= high + 1e-9]
 
 
 def _ticks(low: float, high: float) -> tuple[list[float], list[str]]:

@@ -11,7 +11,7 @@ from tl_valuealign.result import ValueAlignmentResult
 from tl_valuealign.shapes import typed
 
 LEFT, BETWEEN, HEADING, UNDER = 56, 28, 22, 50
-NARROWEST, ROOM_FOR_DIGITS = 150, 17
+NARROWEST, ROOM_FOR_DIGITS = 196, 17
 
 
 @typed
@@ -76,8 +76,10 @@ def draw_directions(
             textfont={"size": 10},
         )
         words = [
-            [f"<b>L{number}H{head} · {safe(role)}</b><br>its read-in matrix is zero"
-             for head in range(heads)]
+            [
+                f"<b>L{number}H{head} · {safe(role)}</b><br>its read-in matrix is zero"
+                for head in range(heads)
+            ]
             for number in result.layers
         ]
         draw_gaps(canvas, panel, zero, words, behind[..., 2:], role=role)

@@ -7,7 +7,6 @@ from tl_valuealign.plots.boxes import draw_boxes, has_intervals, interval_note
 from tl_valuealign.plots.canvas import WIDEST, Canvas, Panel
 from tl_valuealign.plots.common import (
     EMBED,
-    FAINT,
     FULL_STREAM,
     GREY,
     KIND,
@@ -33,7 +32,7 @@ from tl_valuealign.plots.grid import (
     name_gaps,
     numbers,
 )
-from tl_valuealign.result import FULL, ValueAlignmentResult
+from tl_valuealign.result import ValueAlignmentResult
 from tl_valuealign.shapes import typed
 
 LEFT, BETWEEN, HEADING, UNDER_GRID, STRIP, UNDER_STRIP = 56, 26, 22, 52, 66, 48
@@ -157,8 +156,10 @@ def _grid(
     )
     missing = ~np.isfinite(full)
     words = [
-        [f"<b>L{layer}H{head} · {safe(role)}</b><br>its read-in matrix is zero"
-         for head in range(cells.columns)]
+        [
+            f"<b>L{layer}H{head} · {safe(role)}</b><br>its read-in matrix is zero"
+            for head in range(cells.columns)
+        ]
         for layer in result.layers
     ]
     draw_gaps(canvas, panel, missing, words, behind[..., 6:], role=role)

@@ -176,9 +176,7 @@ def draw_gaps(
     canvas.traces.append(hatching(missing, panel, first_row, step))
 
 
-def hatching(
-    missing: Array, panel: Panel, first_row: float = 0.0, step: float = 1.0
-) -> go.Scatter:
+def hatching(missing: Array, panel: Panel, first_row: float = 0.0, step: float = 1.0) -> go.Scatter:
     """Diagonal hatching over cells, one trace whatever their number."""
     xs: list[float | None] = []
     ys: list[float | None] = []

@@ -14,6 +14,8 @@ from tl_valuealign.plots.common import (
     MLP,
     Array,
     known,
+    log_ticks,
+    plain,
     safe,
     subtitle,
     thinned,
@@ -47,13 +49,15 @@ def draw_norms(result: ValueAlignmentResult, width: int) -> go.Figure:
     """A plot ``width`` pixels wide."""
     canvas = Canvas(
         "How large each layer’s output is beside the token embedding",
-        subtitle(result, None, "mean L2 norm over tokens, after what the input norm takes away"),
+        subtitle(result, None, "mean L2 norm over tokens, of the mean-free part under LayerNorm"),
     )
     numbers = sorted({*result.layers, *(block(s) for s in result.sources if block(s) >= 0)})
     values = known(np.concatenate([result.norms.numpy(), result.full_norms.numpy()]))
     values = values[values > 0]
     span = (float(values.min()), float(values.max())) if len(values) else (1.0, 1.0)
     log = span[1] / span[0] > LOG_FROM
+    limits = _limits(span, log)
+    ticks = log_ticks(*limits) if log else []
     first, last = numbers[0], numbers[-1]
     spacing = width / (last - first + 1)
     shown = [first + at for at in thinned(last - first + 1, spacing, 10 + 8 * len(str(last)))]
@@ -70,8 +74,8 @@ def draw_norms(result: ValueAlignmentResult, width: int) -> go.Figure:
         },
         y={
             "type": "log" if log else "linear",
-            "range": _limits(span, log),
-            "dtick": 1 if log and span[1] / span[0] > 1000 else "D2" if log else None,
+            "range": limits,
+            **({"tickvals": ticks, "ticktext": [plain(tick) for tick in ticks]} if log else {}),
             "title": {"text": "mean norm" + (" (log scale)" if log else "")},
             "showgrid": True,
         },
@@ -92,8 +96,15 @@ def _lines(
 ) -> None:
     norms = result.norms.numpy()
     canvas.traces.append(
-        _line(panel, list(result.layers), result.full_norms.numpy(), "full stream into the block",
-              FULL_STREAM, "dashdot", "diamond")
+        _line(
+            panel,
+            list(result.layers),
+            result.full_norms.numpy(),
+            "full stream into the block",
+            FULL_STREAM,
+            "dashdot",
+            "diamond",
+        )
     )
     kinds: dict[str, list[int]] = {}
     for at, source in enumerate(result.sources):

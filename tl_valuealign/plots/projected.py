@@ -7,7 +7,16 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tl_valuealign.plots.canvas import Canvas
-from tl_valuealign.plots.common import SEQUENTIAL, Array, known, safe, subtitle
+from tl_valuealign.plots.common import (
+    SEQUENTIAL,
+    Array,
+    known,
+    log_ticks,
+    plain,
+    safe,
+    share,
+    subtitle,
+)
 from tl_valuealign.plots.grid import name_gaps
 from tl_valuealign.plots.rows import HEADING, draw_rows, layer_rows
 from tl_valuealign.plots.sources import NAMES
@@ -46,20 +55,19 @@ def draw_projected_norms(
     def cells(row: int, sources: Sequence[str]) -> tuple[Array, Array]:
         squares = _squares(result, role, sources)[:, row]
         full = _squares(result, role, [FULL])[0, row]
-        chance, index = values.chance[0, row].numpy(), 0
         behind = np.stack(
             [
                 squares,
                 squares / full,
-                np.broadcast_to(values.n_directions[index, row].numpy(), squares.shape),
+                np.broadcast_to(values.n_directions[0, row].numpy(), squares.shape),
                 np.broadcast_to(values.numerical_rank[row].numpy(), squares.shape),
                 np.full(squares.shape, result.layers[row]),
             ],
             axis=-1,
         )
-        del chance
         return np.log10(squares), behind
 
+    part = share(result.thresholds[0])
     d_head = values.singular_values.shape[-1]
     width, height = draw_rows(
         canvas,
@@ -71,7 +79,7 @@ def draw_projected_norms(
             f"<b>L%{{customdata[4]}}H%{{x}} · {safe(role)} · {source}</b><br>"
             "squared norm %{customdata[0]:.3g}<br>"
             "%{customdata[1]:.3g} × that of the full stream<br>"
-            f"%{{customdata[2]}} of {d_head} directions<br>"
+            f"%{{customdata[2]}} of {d_head} directions carry {part}<br>"
             "numerical rank %{customdata[3]}<extra></extra>"
         ),
         summary=lambda row: _means(result, role, row),
@@ -103,7 +111,7 @@ def _squares(result: ValueAlignmentResult, role: str, sources: Sequence[str]) ->
 def _means(result: ValueAlignmentResult, role: str, row: int) -> str:
     embed, full = (_squares(result, role, [source])[0, row] for source in (result.sources[0], FULL))
     ratio = known(embed / full)
-    return f"embedding: {np.median(ratio):.2g} × the full stream’s" if len(ratio) else ""
+    return f"embedding: {100 * np.median(ratio):.2g}% of the full stream" if len(ratio) else ""
 
 
 def _log_scale(values: Array) -> dict[str, object]:
@@ -111,12 +119,10 @@ def _log_scale(values: Array) -> dict[str, object]:
     if high - low < 0.5:
         middle = (low + high) / 2
         low, high = middle - 0.25, middle + 0.25
-    step = 1 if high - low > 2 else 0.5 if high - low > 1 else 0.25
-    step = max(step, math.ceil((high - low) / 8))
-    ticks = [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    ticks = [math.log10(value) for value in log_ticks(low, high)]
     return {
         "colorscale": SEQUENTIAL,
         "cmin": low,
         "cmax": high,
-        "colorbar": {"tickvals": ticks, "ticktext": [f"{10**tick:.2g}" for tick in ticks]},
+        "colorbar": {"tickvals": ticks, "ticktext": [plain(10**tick) for tick in ticks]},
     }

@@ -113,6 +113,8 @@ def draw_rows(
     if columns is None:
         columns = max(1, min(3, len(rows), (WIDEST - LEFT - 110) // (cells.across + BETWEEN)))
     row_height = HEADING + down + UNDER
+    means = [summary(row) for row in rows]
+    fits = max(map(len, means)) * 5.9 < cells.across and all(means)
     for place, row in enumerate(rows):
         line, column = divmod(place, columns)
         left = LEFT + column * (cells.across + BETWEEN)
@@ -126,12 +128,10 @@ def draw_rows(
             y=_axis(found, length, cells.height, labels=column == 0),
         )
         layer = result.layers[row]
-        means = summary(row)
-        if means and len(means) * 6 < cells.across:
-            means = f"<br><span style='font-size:11px;color:{GREY}'>{means}</span>"
-        else:
-            means = ""
-        canvas.note(f"into block <b>{layer}</b>{means}", left, top - 5, yanchor="bottom")
+        below = (
+            f"<br><span style='font-size:11px;color:{GREY}'>{means[place]}</span>" if fits else ""
+        )
+        canvas.note(f"into block <b>{layer}</b>{below}", left, top - 5, yanchor="bottom")
         if column == 0:
             _titles(canvas, found, left, top, cells.height)
         for group in found:
@@ -173,14 +173,19 @@ def _group(
     words = [
         [
             f"<b>L{layer}H{head} · {safe(role)} · {name}</b><br>"
-            + ("its read-in matrix is zero" if zero[head] and block(source) < layer
-               else f"not upstream of block {layer}")
+            + (
+                "its read-in matrix is zero"
+                if zero[head] and block(source) < layer
+                else f"not upstream of block {layer}"
+            )
             for head in range(z.shape[1])
         ]
         for source, name in zip(group.sources, names, strict=True)
     ]
     where = np.full((*z.shape, 1), layer)
-    draw_gaps(canvas, panel, missing, words, where, role=role, first_row=group.first, step=group.step)
+    draw_gaps(
+        canvas, panel, missing, words, where, role=role, first_row=group.first, step=group.step
+    )
 
 
 def _axis(found: list[Group], length: float, cell: float, *, labels: bool) -> dict[str, object]:

@@ -13,7 +13,6 @@ from tl_valuealign.plots.common import (
     known,
     metric_words,
     relative_scale,
-    safe,
     subtitle,
     value_scale,
 )
