@@ -1,21 +1,16 @@
 """``analyze_value_alignment``: orchestration only. What each step means is in the other modules."""
 
-import itertools
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from tl_valuealign import arguments, tokens
-from tl_valuealign._version import VERSION
-from tl_valuealign.adapter import ModelView
+from tl_valuealign import arguments
+from tl_valuealign.cached import CachedStreams
 from tl_valuealign.engines import TokenEngine
-from tl_valuealign.errors import InputError
 from tl_valuealign.readin import decompose_blocks
 from tl_valuealign.result import ValueAlignmentResult, assemble
-from tl_valuealign.selfcheck import Verified, verify
+from tl_valuealign.session import open_session
 from tl_valuealign.shapes import COMPONENTS, METRICS, ROLES
 from tl_valuealign.streams import StreamPlan
 
@@ -30,6 +25,7 @@ def analyze_value_alignment(
     metric: str = "norm",
     layers: Sequence[int] | None = None,
     attention_mask: Any = None,
+    cache: Any = None,
     skip_first: bool = False,
     batch_size: int = 8,
     max_tokens: int | None = None,
@@ -53,6 +49,10 @@ def analyze_value_alignment(
         metric: "norm" (mean ‖Uᵀx̄‖/‖x̄‖), "energy" (mean of its square) or "pooled" (ratio of sums).
         layers: target blocks; None for all that have attention.
         attention_mask: with an ids tensor, 1 for text and 0 for padding on either side.
+        cache: an ``ActivationCache`` of this model on ``data``, which must then be the very ids
+            [batch, pos] or [pos] that it was computed from (with their mask): its activations are
+            read instead of running the model again. It is checked against the model, whose
+            embedding runs on all ids and whose blocks run on two sequences.
         skip_first: leave position 0 of every sequence out of every mean, as a control for
             attention sinks.
         batch_size: sequences per forward pass.
@@ -65,90 +65,59 @@ def analyze_value_alignment(
         ModelError: the model has no readable heads, or has NaN or infinite weights.
         SelfCheckError: the streams or matrices do not reproduce the model's own activations.
     """
-    view = ModelView(model)
-    roles = arguments.choices("roles", roles, ROLES)
     components = arguments.choices("components", components, COMPONENTS, empty=True)
     arguments.choices("metric", (metric,), METRICS)
     thresholds = arguments.shares("thresholds", thresholds)
-    layers = arguments.blocks("layers", layers, view.attention_layers, view.n_layers)
-    batch_size = arguments.count("batch_size", batch_size)
-    max_tokens = None if max_tokens is None else arguments.count("max_tokens", max_tokens)
-    place = arguments.device("device", device, view.device)
-    corpus = tokens.read(
+    opened = open_session(
+        model,
         data,
-        tokenizer=view.tokenizer,
-        prepend_bos=view.prepends_bos,
-        n_ctx=view.n_ctx,
-        d_vocab=view.d_vocab,
+        roles=roles,
+        allowed_roles=ROLES,
+        layers=layers,
         attention_mask=attention_mask,
+        skip_first=skip_first,
+        batch_size=batch_size,
+        max_tokens=max_tokens,
+        device=device,
+        progress=progress,
     )
-    batches = corpus.batches(batch_size, max_tokens)
-    plan = StreamPlan(view, components, layers)
-    with view.quiet():
-        first = next(batches)
-        verified = verify(view, first.ids, first.keep, layers, roles)
+    with opened as session:
+        view, verified = session.view, session.verified
+        plan = StreamPlan(view, components, session.layers)
         blocks, spectra = decompose_blocks(
-            view, verified.norms, roles, thresholds, metric, progress=progress
+            view, verified.norms, session.roles, thresholds, metric, progress=progress
         )
         engine = TokenEngine(
             blocks,
-            roles,
+            session.roles,
             len(plan.labels),
             centred=verified.centred,
             dtype=view.compute_dtype,
-            device=place,
+            device=session.place,
         )
-        with tqdm(desc="reading", unit=" tokens", delay=1, disable=not progress) as bar:
-            for batch in itertools.chain((first,), batches):
-                bar.update(int(batch.keep.sum()))
-                engine.start_batch(batch.without_first() if skip_first else batch)
-                for stream, activations, readers in plan.read(batch):
-                    engine.add(stream, activations, readers)
-    if not engine.n_tokens:
-        raise InputError(
-            f"no tokens left of {corpus.description}: skip_first=True leaves position 0 out and "
-            f"every sequence has just one; pass longer text"
-        )
+        held = None
+        if cache is not None:
+            held = CachedStreams(view, cache, data, attention_mask, plan.names)
+            held.verify(plan.last)
+        for batch in session.batches():
+            engine.start_batch(batch)
+            cached = None if held is None else held.take(batch)
+            for stream, activations, readers in plan.read(batch, cached):
+                engine.add(stream, activations, readers)
+    session.require_tokens(engine.n_tokens)
     sums = engine.finish(plan.upstream)
-    text = {
-        "text": [corpus.description],
-        "text_hash": corpus.digest.hexdigest(),
-        "n_tokens": sums.n_tokens,
-        "n_sequences": sums.n_sequences,
-        "n_tokens_read": corpus.n_tokens,
-        "n_items_split_into_windows": corpus.n_split,
-        "bos_id": corpus.bos,
-        "n_bos_prepended": corpus.n_prepended,
-        "skip_first": skip_first,
+    text = session.text_facts(sums.n_tokens, sums.n_sequences) | {
         "zero_norm_tokens": sums.zero_norm_tokens()[:, 0].to(torch.int64).tolist(),
     }
     return assemble(
         spectra,
         sums,
         sources=plan.labels,
-        layers=layers,
+        layers=session.layers,
         thresholds=thresholds,
         metric=metric,
         checks=verified.checks,
-        provenance=_model_facts(view, verified) | text | {"engine": "tokens"},
+        provenance=session.model_facts()
+        | text
+        | {"engine": "tokens", "from_cache": held is not None},
     )
-
-
-def _model_facts(view: ModelView, verified: Verified) -> dict[str, Any]:
-    """What was measured, with what, and in which state it was found."""
-    return {
-        "model_name": view.name,
-        "model_class": type(view.model).__name__,
-        "model_hash": view.model_hash(),
-        "n_layers": view.n_layers,
-        "n_heads": view.n_heads("Q"),
-        "n_key_value_heads": view.n_heads("V"),
-        "d_model": view.d_model,
-        "d_head": view.d_head("V"),
-        "readable_dim": view.d_model - verified.centred,
-        "input_norm": sorted({norm.describe() for norm in verified.norms.values()}),
-        "dtype": str(view.dtype).removeprefix("torch."),
-        "device": str(view.device),
-        "versions": {"tl_valuealign": VERSION}
-        | {name: version(name) for name in ("transformer-lens", "transformers", "torch")},
-    }

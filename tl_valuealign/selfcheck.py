@@ -46,7 +46,7 @@ def verify(
     last = max(layers)
     names = _names(view, last, layers, roles)
     cache, kept = {}, []
-    for rows, mask in (_excerpt(ids, keep), _probe(view)):
+    for rows, mask in (excerpt(ids, keep), probe(view)):
         streams, _ = view.run(rows, names, stop_at_layer=last + 1)
         kept.append(mask)
         for name, value in streams.items():
@@ -54,7 +54,7 @@ def verify(
     merged = {name: torch.cat(parts) for name, parts in cache.items()}
     decomposition = _decomposition(view, merged, layers, tolerance)
     _context_free_embedding(view, cache, tolerance)
-    _stop_agrees(view, _probe(view)[0], cache, last, tolerance)
+    _stop_agrees(view, probe(view)[0], cache, last, tolerance)
     norms, read_in = _read_in(view, merged, layers, roles, tolerance)
     if len({norm.centred for norm in norms.values() if norm.kind != "none"}) > 1:
         raise ModelError(
@@ -89,13 +89,14 @@ def _names(
     return [name for name in dict.fromkeys(names) if name in view.hooks]
 
 
-def _excerpt(ids: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+def excerpt(ids: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+    """The beginning of the first sequence, and its mask."""
     width = max(1, int(keep[0].sum()))
     width = min(width, PROBE_TOKENS)
     return ids[:1, :width], keep[:1, :width]
 
 
-def _probe(view: ModelView) -> tuple[Tensor, Tensor]:
+def probe(view: ModelView) -> tuple[Tensor, Tensor]:
     """Seeded ordinary ids whose second half repeats the first."""
     half = min(PROBE_TOKENS, view.n_ctx or PROBE_TOKENS) // 2
     low, high = view.d_vocab // 4, max(view.d_vocab // 2, view.d_vocab // 4 + 1)

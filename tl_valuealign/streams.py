@@ -1,14 +1,15 @@
 """Which hooks carry which source, and the streams of one batch in the order of being written."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from tl_valuealign.adapter import ModelView
+from tl_valuealign.shapes import COMPONENTS
 from tl_valuealign.tokens import Batch
 
-EMBED, POS_EMBED = "embed", "pos_embed"
+EMBED, POS_EMBED, MIXER = "embed", "pos_embed", "mixer_out"
 
 
 class StreamPlan:
@@ -22,9 +23,11 @@ class StreamPlan:
         self.view, self.layers, self.last = view, tuple(layers), max(layers)
         hooks: dict[str, tuple[int, str]] = {}
         for block in range(self.last):
-            for component in ("attn_out", "mlp_out"):
-                name = view.hook(block, f"hook_{component}")
-                if component in components and name in view.writes(block):
+            for name in view.writes(block):
+                # Blocks without attention write through a mixer's output instead.
+                component = name.rpartition("hook_")[2]
+                component = component if component in COMPONENTS else MIXER
+                if component in components:
                     hooks[f"{block}_{component}"] = (block, name)
         self.hooks = hooks
         first = [EMBED, POS_EMBED] if view.adds_positions else [EMBED]
@@ -32,21 +35,33 @@ class StreamPlan:
         written = [-1] * len(first) + [block for block, _ in hooks.values()]
         self.upstream = torch.tensor([[block < layer for layer in layers] for block in written])
 
-    def read(self, batch: Batch) -> Iterator[tuple[int, Tensor, list[int]]]:
+    @property
+    def names(self) -> list[str]:
+        """Every hook whose activation :meth:`read` hands out."""
+        view = self.view
+        reads = [view.resid_pre(layer) for layer in (0, *self.layers)]
+        positions = ["hook_pos_embed"] if view.adds_positions else []
+        return list(dict.fromkeys([*reads, *(name for _, name in self.hooks.values()), *positions]))
+
+    def read(
+        self, batch: Batch, cached: Mapping[str, Tensor] | None = None
+    ) -> Iterator[tuple[int, Tensor, list[int]]]:
         """Run the model once; per stream its number (the full stream is last), its activations
         [sequence, position, d_model] and the places on the layer axis that read it.
 
-        Each activation is let go as soon as it has been handed out.
+        ``cached``: the activations of :attr:`names`, which then are read without running the
+        model. Each activation is let go as soon as it has been handed out.
         """
         view, last = self.view, self.last
-        reads = {layer: view.resid_pre(layer) for layer in (0, *self.layers) if layer != last}
-        names = [*reads.values(), *(name for _, name in self.hooks.values())]
-        if view.adds_positions:
-            names.append("hook_pos_embed")
-        found, stopped = view.run(batch.ids, list(dict.fromkeys(names)), stop_at_layer=last)
-        cache = dict(found)
-        cache[view.resid_pre(last)] = stopped
-        del found, stopped
+        if cached is None:
+            names = [name for name in self.names if name != view.resid_pre(last)]
+            found, stopped = view.run(batch.ids, names, stop_at_layer=last)
+            cache = dict(found)
+            if stopped is not None:
+                cache[view.resid_pre(last)] = stopped
+            del found, stopped
+        else:
+            cache = dict(cached)
         embed = cache[view.resid_pre(0)]
         if view.adds_positions:
             positions = cache.pop("hook_pos_embed")

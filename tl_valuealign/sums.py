@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_valuealign.intervals import MIN_SEQUENCES, ratio_stderr
 from tl_valuealign.shapes import METRICS, check_fields
 
 # Axis names: "stream" is the source axis with the full stream as its last row.
@@ -23,7 +24,7 @@ Denominators = Float[Tensor, "square metric stream layer"]
 ReplicateDenominators = Float[Tensor, "pair metric replicate layer"]
 PerStream = Float[Tensor, "stream layer"]
 
-MIN_SEQUENCES = 8
+__all__ = ["MIN_SEQUENCES", "RoleSums", "Sums"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class RoleSums:
 
     ``alignment``: Σa, Σa², Σab along ``moment``. ``projected``: Σ_t ‖x̄_t A‖².
     ``replicates``: Σ_s w_rs a_s for the embedding (pair 0) and the full stream (pair 1), with
-    Poisson(1) bootstrap weights w_rs, in the metric of the run.
+    exponential bootstrap weights w_rs, in every metric (the Bayesian bootstrap of Rubin 1981).
     """
 
     alignment: AlignmentSums
@@ -89,13 +90,8 @@ class Sums:
         """
         m = METRICS.index(metric)
         first, second, cross = self.roles[role].alignment[:, m]
-        if self.n_sequences < MIN_SEQUENCES:
-            return torch.full_like(first, torch.nan)
         b, bb = self.denominators[:, m, :, :, None]
-        ratio = first / b
-        scatter = (second - 2 * ratio * cross + ratio.square() * bb).clamp(min=0)
-        n = self.n_sequences
-        return (scatter * (n / (n - 1))).sqrt() / b
+        return ratio_stderr(first, second, cross, b, bb, self.n_sequences)
 
     def excess(self, role: str, metric: str) -> tuple[Tensor, Tensor]:
         """Full stream minus embedding and its paired bootstrap standard error.
@@ -110,9 +106,10 @@ class Sums:
         m = METRICS.index(metric)
         weights = self.replicate_denominators[:, m, :, None, :, None]
         replicates = self.roles[role].replicates[:, m] / weights
-        n = self.n_sequences
         spread = (replicates[1] - replicates[0]).std(dim=0, correction=1)
-        return difference, spread * (n / (n - 1)) ** 0.5
+        # Dirichlet weights give a mean the variance Σ(x − x̄)² / (n (n + 1)), sampling n (n − 1).
+        n = self.n_sequences
+        return difference, spread * ((n + 1) / (n - 1)) ** 0.5
 
 
 def _combine(left: Any, right: Any) -> Any:

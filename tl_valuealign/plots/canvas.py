@@ -16,7 +16,7 @@ from tl_valuealign.plots.common import FAINT, FONT, GREY
 SIDE, WIDEST = 20, 1440
 TITLE_LINE, SUBTITLE_LINE, LEGEND_LINE = 23, 16, 20
 TITLE_SIZE, SUBTITLE_SIZE = 17, 12
-GLYPH = 0.56  # mean width of a character of a system sans-serif, in ems; rather wide than narrow
+GLYPH, BOLD_GLYPH = 0.56, 0.64  # a character's mean width in ems, rather wide than narrow
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Canvas:
     _panels: list[tuple[Panel, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     _notes: list[tuple[float, float, dict[str, Any]]] = field(default_factory=list)
     _bar: tuple[float, float, float] | None = None
+    _page: tuple[float, float, float] = (1.0, 1.0, 0.0)
 
     def panel(
         self, left: float, top: float, width: float, height: float, *, x: Any, y: Any
@@ -71,11 +72,14 @@ class Canvas:
         """The figure, its content ``width`` × ``height`` pixels, header and legend around it."""
         page_width = max(width + 2 * SIDE, min_width)
         inner = page_width - 2 * SIDE
-        title = _wrapped(self.title, inner, TITLE_SIZE)
-        subtitle = [part for line in self.subtitle for part in _wrapped(line, inner, SUBTITLE_SIZE)]
+        title = _wrapped(self.title, inner, TITLE_SIZE * BOLD_GLYPH)
+        subtitle = [
+            part for line in self.subtitle for part in _wrapped(line, inner, SUBTITLE_SIZE * GLYPH)
+        ]
         top = 16 + TITLE_LINE * len(title) + SUBTITLE_LINE * len(subtitle) + 20
         legend = self._legend_height(inner)
         page_height = top + height + legend
+        self._page = (page_width, page_height, top)
         figure = go.Figure(self.traces)
         figure.update_layout(
             width=page_width,
@@ -115,19 +119,15 @@ class Canvas:
                 for left, place, options in self._notes
             ],
         )
+        axes: dict[str, Any] = {}
         for panel, x, y in self._panels:
             left = (SIDE + panel.left) / page_width
             bottom = 1 - (top + panel.top + panel.height) / page_height
-            figure.update_layout(
-                {
-                    f"xaxis{panel.x[1:]}": _axis(
-                        [left, left + panel.width / page_width], panel.y, x
-                    ),
-                    f"yaxis{panel.y[1:]}": _axis(
-                        [bottom, bottom + panel.height / page_height], panel.x, y
-                    ),
-                }
+            axes[f"xaxis{panel.x[1:]}"] = _axis([left, left + panel.width / page_width], panel.y, x)
+            axes[f"yaxis{panel.y[1:]}"] = _axis(
+                [bottom, bottom + panel.height / page_height], panel.x, y
             )
+        figure.update_layout(axes)
         figure.update_layout(self.layout)
         if self._bar is not None:
             left, place, length = self._bar
@@ -150,6 +150,11 @@ class Canvas:
                 }
             )
         return figure
+
+    def fraction(self, left: float, top: float) -> tuple[float, float]:
+        """A point of the content as fractions of the page, once the figure is built."""
+        width, height, offset = self._page
+        return (SIDE + left) / width, 1 - (offset + top) / height
 
     def _legend_height(self, inner: float) -> float:
         """Plotly sets a legend that overflows one line in columns as wide as its longest entry."""
@@ -200,6 +205,6 @@ def _axis(domain: list[float], anchor: str, options: dict[str, Any]) -> dict[str
     )
 
 
-def _wrapped(text: str, width: float, size: float) -> list[str]:
+def _wrapped(text: str, width: float, glyph: float) -> list[str]:
     """Lines that fit; an entity such as ``&lt;`` never breaks because it holds no space."""
-    return wrap(text, int(width / (size * GLYPH)), break_long_words=False) or [""]
+    return wrap(text, int(width / glyph), break_long_words=False) or [""]

@@ -1,0 +1,85 @@
+"""How sure: standard errors and intervals of ratios of sums, with sequences as the units.
+
+Tokens of one sequence depend on each other, so a figure ``Σ_s a_s / Σ_s b_s`` over sequences s has
+the linearised standard error √(n/(n−1) Σ_s (a_s − r b_s)²) / Σ_s b_s (Cochran 1977, Sampling
+Techniques, §2.11), and its interval uses Student's t with n − 1 degrees of freedom. Keeping Σa,
+Σa², Σab, Σb and Σb² is enough, so memory does not grow with the text.
+"""
+
+from typing import Any
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from tl_valuealign.errors import InputError
+
+MIN_SEQUENCES = 8
+
+
+def withheld(n_sequences: int) -> str:
+    """Why there are no intervals, in plain words; empty where there are."""
+    if n_sequences >= MIN_SEQUENCES:
+        return ""
+    return f"intervals withheld: {n_sequences} sequences, fewer than {MIN_SEQUENCES}"
+
+
+def ratio_stderr(
+    first: Tensor, second: Tensor, cross: Tensor, b: Tensor, bb: Tensor, n_sequences: int
+) -> Tensor:
+    """Standard error of Σa/Σb from Σa, Σa², Σab, Σb and Σb², which broadcast.
+
+    NaN with fewer than ``MIN_SEQUENCES`` sequences.
+    """
+    if n_sequences < MIN_SEQUENCES:
+        return torch.full_like(first, torch.nan)
+    ratio = first / b
+    scatter = (second - 2 * ratio * cross + ratio.square() * bb).clamp(min=0)
+    return (scatter * (n_sequences / (n_sequences - 1))).sqrt() / b.abs()
+
+
+def half_width(stderr: Any, n_sequences: int, level: float = 0.95) -> Any:
+    """Half of the interval that covers the truth in ``level`` of texts; NaN where stderr is.
+
+    Raises ``InputError`` for a level outside (0, 1).
+    """
+    if not 0 < level < 1:
+        raise InputError(f"level: {level!r} is no share of texts in (0, 1); 0.95 is usual")
+    quantile = float(stats.t.ppf((1 + level) / 2, df=max(n_sequences - 1, 1)))
+    return stderr * quantile
+
+
+class RatioSums:
+    """Running sums of figures Σ_s a_s / Σ_s b_s, float64.
+
+    ``a`` and ``b`` come per sequence, [sequence, ...], with shapes that broadcast.
+    """
+
+    def __init__(self) -> None:
+        self.n_sequences = 0
+        self._a: Tensor | None = None
+
+    def add(self, a: Tensor, b: Tensor) -> None:
+        """Add sequences; those whose b is zero everywhere do not count as sequences."""
+        a, b = a.double().cpu(), b.double().cpu()
+        counted = (b != 0).flatten(1).any(1)
+        a, b = a[counted], b[counted]
+        self.n_sequences += len(b)
+        parts = [a.sum(0), a.square().sum(0), (a * b).sum(0), b.sum(0), b.square().sum(0)]
+        if self._a is None:
+            self._a, self._aa, self._ab, self._b, self._bb = parts
+            return
+        for total, part in zip((self._a, self._aa, self._ab, self._b, self._bb), parts, strict=True):
+            total += part
+
+    def ratio(self) -> Tensor:
+        """The figure; NaN where Σb is zero."""
+        if self._a is None:
+            raise InputError("no sequence was read")
+        return torch.where(self._b != 0, self._a / self._b, torch.nan)
+
+    def stderr(self) -> Tensor:
+        """Its standard error; NaN with fewer than ``MIN_SEQUENCES`` sequences."""
+        ratio = self.ratio()
+        error = ratio_stderr(self._a, self._aa, self._ab, self._b, self._bb, self.n_sequences)
+        return torch.where(ratio.isnan(), torch.nan, error)
