@@ -6,6 +6,8 @@ import zoo
 
 import tl_valuealign as va
 
+pytestmark = pytest.mark.bridge
+
 FAMILIES = ("gpt2", "llama", "nanochat", "gemma2")
 OPTIONS = {"components": ("attn_out", "mlp_out"), "progress": False}
 TENSORS = ("full", "by_source", "full_stderr", "projected_sq_norm", "excess")
@@ -185,15 +187,3 @@ def test_nothing_in_the_cache_is_changed():
     va.analyze_value_alignment(model, ids, cache=cache, progress=False)
     for name, value in before.items():
         assert torch.equal(cache[name], value), name
-
-
-@pytest.mark.hooked
-@pytest.mark.parametrize("processed", [False, True], ids=["raw", "processed"])
-@pytest.mark.parametrize("name", ["LN", "grouped_rotary", "parallel"])
-def test_the_cache_of_a_hooked_transformer(name, processed):
-    model, ids = zoo.hooked(name, processed=processed), zoo.ids(batch=9)
-    run = va.analyze_value_alignment(model, ids, **OPTIONS)
-    assert_same(va.analyze_value_alignment(model, ids, cache=streams_of(model, ids), **OPTIONS), run)
-    with pytest.raises(va.SelfCheckError, match="of sequence 0"):
-        other = streams_of(model, ids.flip(1))
-        va.analyze_value_alignment(model, ids, cache=other, **OPTIONS)

@@ -40,9 +40,10 @@ def refuse_unreadable(model: Any) -> None:
             f"{_name(model)} is quantised to 4 bits; its packed weights cannot be read as "
             f"matrices. Load it in bfloat16 or float32"
         )
-    if not any("attn" in block._modules for block in model.blocks):
+    blocks: Any = model.blocks
+    if not any("attn" in block._modules for block in blocks):
         raise ModelError(
-            f"{_name(model)} has no attention in any of its {len(model.blocks)} blocks, so there "
+            f"{_name(model)} has no attention in any of its {len(blocks)} blocks, so there "
             f"are no query, key or value matrices to look at"
         )
     for name, parameter in model.named_parameters():

@@ -45,10 +45,9 @@ def verify(
     tolerance = TOLERANCES[view.dtype]
     last = max(layers)
     names = _names(view, last, layers, roles)
-    cache, kept = {}, []
+    cache: dict[str, list[Tensor]] = {}
     for rows, mask in (excerpt(ids, keep), probe(view)):
         streams, _ = view.run(rows, names, stop_at_layer=last + 1)
-        kept.append(mask)
         for name, value in streams.items():
             cache.setdefault(name, []).append(value[mask.to(value.device)])
     merged = {name: torch.cat(parts) for name, parts in cache.items()}

@@ -61,7 +61,7 @@ def typed(function: F) -> F:
     plain function, and jaxtyping only opens the scope in which axis sizes are remembered. (Handing
     typeguard to ``jaxtyped(typechecker=...)`` checks nothing under typeguard 4.)
     """
-    return jaxtyped(typechecker=None)(typechecked(function))  # type: ignore[no-any-return]
+    return jaxtyped(typechecker=None)(typechecked(function))
 
 
 def check_fields(value: Any) -> None:

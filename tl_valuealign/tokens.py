@@ -77,7 +77,9 @@ class Corpus:
         if pending:
             yield _pad(pending)
         if not self.n_tokens:
-            raise InputError(f"no tokens to read in {self.description}: every row is empty or masked")
+            raise InputError(
+                f"no tokens to read in {self.description}: every row is empty or masked"
+            )
 
 
 def _pad(numbered: list[tuple[Tensor, int]]) -> Batch:
