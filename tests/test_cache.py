@@ -104,7 +104,7 @@ def test_a_plain_dict_of_only_what_is_needed_will_do():
     run = va.analyze_value_alignment(model, ids, progress=False)
     assert_same(va.analyze_value_alignment(model, ids, cache=some, progress=False), run)
     del some["blocks.1.hook_attn_out"], some["hook_pos_embed"]
-    with pytest.raises(va.InputError, match=r"2 of the .* blocks\.1\.hook_attn_out, hook_pos_embed"):
+    with pytest.raises(va.InputError, match=r"2 of .* blocks\.1\.hook_attn_out, hook_pos"):
         va.analyze_value_alignment(model, ids, cache=some, progress=False)
     only_early = va.analyze_value_alignment(zoo.bridge("llama"), ids, layers=(0,), progress=False)
     early = {"blocks.0.hook_resid_pre": streams_of(zoo.bridge("llama"), ids)["embed.hook_out"]}

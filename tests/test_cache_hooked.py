@@ -14,7 +14,9 @@ pytestmark = pytest.mark.hooked
 def test_the_cache_of_a_hooked_transformer(name, processed):
     model, ids = zoo.hooked(name, processed=processed), zoo.ids(batch=9)
     run = va.analyze_value_alignment(model, ids, **OPTIONS)
-    assert_same(va.analyze_value_alignment(model, ids, cache=streams_of(model, ids), **OPTIONS), run)
+    assert_same(
+        va.analyze_value_alignment(model, ids, cache=streams_of(model, ids), **OPTIONS), run
+    )
     with pytest.raises(va.SelfCheckError, match="of sequence 0"):
         other = streams_of(model, ids.flip(1))
         va.analyze_value_alignment(model, ids, cache=other, **OPTIONS)

@@ -2,7 +2,13 @@
 
 from tl_valuealign._version import VERSION
 from tl_valuealign.analysis import analyze_value_alignment
+from tl_valuealign.causal import SubstitutionResult, substitute_input
+from tl_valuealign.claims import claims_table
+from tl_valuealign.compare import Comparison, compare
+from tl_valuealign.contributions import ContributionResult, contribution_shares
+from tl_valuealign.decode import decode_directions, top_tokens
 from tl_valuealign.errors import (
+    DependencyError,
     InputError,
     ModelError,
     ResourceError,
@@ -10,6 +16,10 @@ from tl_valuealign.errors import (
     StorageError,
     ValueAlignError,
 )
+from tl_valuealign.identity import IdentityResult, token_identity
+from tl_valuealign.nulls import NullResult, null_alignment
+from tl_valuealign.plots.contributions import plot_contributions
+from tl_valuealign.plots.effect import plot_effect
 from tl_valuealign.result import Checks, RoleResult, ValueAlignmentResult
 from tl_valuealign.storage import load
 
@@ -17,14 +27,30 @@ __version__ = VERSION
 
 __all__ = [
     "Checks",
+    "Comparison",
+    "ContributionResult",
+    "DependencyError",
+    "IdentityResult",
     "InputError",
     "ModelError",
+    "NullResult",
     "ResourceError",
     "RoleResult",
     "SelfCheckError",
     "StorageError",
+    "SubstitutionResult",
     "ValueAlignError",
     "ValueAlignmentResult",
     "analyze_value_alignment",
+    "claims_table",
+    "compare",
+    "contribution_shares",
+    "decode_directions",
     "load",
+    "null_alignment",
+    "plot_contributions",
+    "plot_effect",
+    "substitute_input",
+    "token_identity",
+    "top_tokens",
 ]

@@ -56,7 +56,8 @@ class InputNorm:
 class ModelView:
     """A model seen as streams and read-in matrices. Raises ``ModelError`` for what has neither.
 
-    ``attention_layers``: original numbers of the blocks that have attention.
+    ``attention_layers``: original numbers of the blocks that have attention. ``targets``: those
+    that are looked at, all of them until :meth:`choose` narrows them down.
     """
 
     def __init__(self, model: Any) -> None:
@@ -69,13 +70,23 @@ class ModelView:
         self.attention_layers = tuple(
             i for i, block in enumerate(self.blocks) if "attn" in block._modules
         )
+        self.targets = self.attention_layers
         self.d_model = int(self.cfg.d_model)
         self.n_ctx = int(getattr(self.cfg, "n_ctx", 0) or 0)
         self.d_vocab = int(self.cfg.d_vocab)
-        first = self._weight(self.attention_layers[0], "Q")
+        first = self.weight(self.attention_layers[0], "Q")
         self.device, self.dtype = first.device, first.dtype
         self.hooks = set(model.hook_dict)
-        self.shapes = {role: self._head_shape(role) for role in ("Q", "K", "V")}
+        self._shapes: dict[str, tuple[int, int]] = {}
+
+    def choose(self, layers: Sequence[int]) -> None:
+        """Look at these blocks only.
+
+        Raises ``ModelError`` naming the first that lacks a matrix, or two of different head shapes.
+        """
+        self.targets, self._shapes = tuple(layers), {}
+        for role in ("Q", "K", "V"):
+            self._head_shape(role)
 
     @property
     def tokenizer(self) -> Any:
@@ -98,64 +109,70 @@ class ModelView:
         return str(getattr(self.cfg, "model_name", None) or type(self.model).__name__)
 
     def n_heads(self, role: str) -> int:
-        return self.shapes["Q" if role == "OV" else role][0]
+        return self._head_shape("Q" if role == "OV" else role)[0]
 
     def d_head(self, role: str) -> int:
-        return self.shapes["V" if role == "OV" else role][1]
+        return self._head_shape("V" if role == "OV" else role)[1]
 
     # Weights -------------------------------------------------------------------------------
 
-    def _weight(self, layer: int, role: str) -> Tensor:
+    def weight(self, layer: int, role: str) -> Tensor:
         """Stored W_Q, W_K or W_V [head, d_model, d_head]; native key/value heads."""
-        attn = self.blocks[layer].attn
         native = f"_W_{role}"
-        name = native if native in attn._parameters else f"W_{role}"
-        try:
-            weight = getattr(attn, name)
-        except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
-            raise ModelError(
-                f"role {role}, block {layer}: {type(attn).__name__} offers no W_{role} "
-                f"({error}). Latent attention (DeepSeek's MLA) and shared or missing "
-                f"key/value projections have no read-in matrix per head; choose other "
-                f"layers=... or roles=..."
-            ) from error
-        if not isinstance(weight, Tensor) or weight.ndim != 3:
-            raise ModelError(
-                f"role {role}, block {layer}: expected W_{role} as a tensor [head, d_model, "
-                f"d_head], got {tuple(getattr(weight, 'shape', ())) or type(weight).__name__}"
-            )
-        if weight.dtype not in FLOATS:
-            raise ModelError(
-                f"role {role}, block {layer}: weights are stored as {weight.dtype}, which packs "
-                f"numbers that cannot be read directly; load the model without quantisation"
-            )
+        name = native if native in self.blocks[layer].attn._parameters else f"W_{role}"
+        weight = self.stored(layer, name, f"role {role}, block {layer}")
         if weight.shape[1] != self.d_model:
             raise ModelError(
                 f"role {role}, block {layer}: W_{role} is {tuple(weight.shape)}, expected "
                 f"[head, {self.d_model}, d_head]"
             )
+        return weight
+
+    def stored(self, layer: int, name: str, where: str) -> Tensor:
+        """One weight of a block's attention, with three axes and of a plain float dtype."""
+        attn = self.blocks[layer].attn
+        try:
+            weight = getattr(attn, name)
+        except Exception as error:  # whatever the wrapper of an unforeseen layout runs into
+            raise ModelError(
+                f"{where}: {type(attn).__name__} offers no {name} ({error}). Latent attention "
+                f"(DeepSeek's MLA), packed quantised weights, and shared or missing key/value "
+                f"projections have no read-in matrix per head; choose other layers=..."
+            ) from error
+        if not isinstance(weight, Tensor) or weight.dtype not in FLOATS:
+            kind = getattr(weight, "dtype", type(weight).__name__)
+            raise ModelError(
+                f"{where}: {name} is stored as {kind}, numbers that cannot be read directly; load "
+                f"the model without quantisation"
+            )
+        if weight.ndim != 3:
+            raise ModelError(f"{where}: {name} has shape {tuple(weight.shape)}, expected 3 axes")
         return weight.detach()
 
     def _head_shape(self, role: str) -> tuple[int, int]:
-        """(heads, d_head), the same in every attention block, or ``ModelError`` naming two."""
+        """(heads, d_head), the same in every target block, or ``ModelError`` naming two."""
+        if role in self._shapes:
+            return self._shapes[role]
         seen: dict[tuple[int, int], int] = {}
-        for layer in self.attention_layers:
-            heads, _, d_head = self._weight(layer, role).shape
+        for layer in self.targets:
+            heads, _, d_head = self.weight(layer, role).shape
             seen.setdefault((heads, d_head), layer)
         if len(seen) > 1:
             (a, first), (b, second) = list(seen.items())[:2]
             raise ModelError(
                 f"role {role}: block {first} has (heads, d_head) = {a} but block {second} has "
-                f"{b}; blocks of different head shapes do not fit one layer × head grid"
+                f"{b}; blocks of different head shapes do not fit one layer × head grid. Choose "
+                f"blocks of one shape with layers=..."
             )
-        return next(iter(seen))
+        self._shapes[role] = next(iter(seen))
+        return self._shapes[role]
 
     def read_in(self, role: str, layer: int, norm: InputNorm) -> Tensor:
         """A [head, d_model, d_head] with the gain inside, centred under LayerNorm, upcast.
 
         For "OV" the value matrices repeated to the query heads, so that rows match ``write_out``.
         """
-        weight = self._weight(layer, "V" if role == "OV" else role).to(self.compute_dtype)
+        weight = self.weight(layer, "V" if role == "OV" else role).to(self.compute_dtype)
         if norm.gain is not None:
             weight = norm.gain.to(weight)[None, :, None] * weight
         if norm.centred:
@@ -170,7 +187,7 @@ class ModelView:
         Centred where the model reads through LayerNorm: no reader sees the mean of what is
         written, and TransformerLens's processing takes it out.
         """
-        weight = self.blocks[layer].attn.W_O.detach().to(self.compute_dtype)
+        weight = self.stored(layer, "W_O", f"block {layer}").to(self.compute_dtype)
         expected = (self.n_heads("Q"), self.d_head("V"), self.d_model)
         if tuple(weight.shape) != expected:
             raise ModelError(f"block {layer}: W_O is {tuple(weight.shape)}, expected {expected}")
@@ -285,7 +302,7 @@ class ModelView:
         """Eval mode without gradients; every module's training flag and hooks are put back."""
         flags = {module: module.training for module in self.model.modules()}
         points = {id(point): point for point in self.model.hook_dict.values()}.values()
-        hooks = [(point, _hook_state(point)) for point in points]
+        hooks = [(point, hook_state(point)) for point in points]
         try:
             for module in flags:
                 module.training = False
@@ -295,7 +312,7 @@ class ModelView:
             for module, training in flags.items():
                 module.training = training
             for point, state in hooks:
-                _restore_hooks(point, state)
+                restore_hooks(point, state)
 
 
 def _batched(value: Tensor, ids: Tensor) -> Tensor:
@@ -305,7 +322,7 @@ def _batched(value: Tensor, ids: Tensor) -> Tensor:
     return value.expand(ids.shape[0], *value.shape[1:])
 
 
-def _hook_state(point: Any) -> list[Any]:
+def hook_state(point: Any) -> list[Any]:
     """Copies of TransformerLens's handle lists and of the torch hook tables behind them."""
     return [
         list(point.fwd_hooks),
@@ -315,9 +332,9 @@ def _hook_state(point: Any) -> list[Any]:
     ]
 
 
-def _restore_hooks(point: Any, state: list[Any]) -> None:
+def restore_hooks(point: Any, state: list[Any]) -> None:
     """Some releases drop a user's hooks in run_with_cache; an exception may leave ours behind."""
-    if _hook_state(point) == state:
+    if hook_state(point) == state:
         return
     point.fwd_hooks[:], point.bwd_hooks[:] = state[:2]
     for table, kept in zip((point._forward_hooks, point._backward_hooks), state[2:], strict=True):

@@ -1,17 +1,20 @@
 """``analyze_value_alignment``: orchestration only. What each step means is in the other modules."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from tl_valuealign import arguments
+from tl_valuealign import arguments, budget, distributed
 from tl_valuealign.cached import CachedStreams
 from tl_valuealign.engines import TokenEngine
-from tl_valuealign.readin import decompose_blocks
+from tl_valuealign.extremes import ExtremeTracker
+from tl_valuealign.moments import MomentEngine, MomentSums
+from tl_valuealign.readin import Decomposition
 from tl_valuealign.result import ValueAlignmentResult, assemble
 from tl_valuealign.session import open_session
 from tl_valuealign.shapes import COMPONENTS, METRICS, ROLES
+from tl_valuealign.spectra import HeadDirections
 from tl_valuealign.streams import StreamPlan
 
 
@@ -30,6 +33,7 @@ def analyze_value_alignment(
     batch_size: int = 8,
     max_tokens: int | None = None,
     device: Any = None,
+    keep_moments: bool = False,
     progress: bool = True,
 ) -> ValueAlignmentResult:
     """Measure how much of every stream lies along every head's input directions.
@@ -58,20 +62,25 @@ def analyze_value_alignment(
         batch_size: sequences per forward pass.
         max_tokens: read exactly this many tokens, prepended BOS included; None for all.
         device: where directions and sums live; None for the model's device.
+        keep_moments: keep Σ x̄x̄ᵀ of every stream and the directions of all roles in the result
+            (d² floats of 8 bytes a stream, twice), so that :meth:`ValueAlignmentResult.ask` can
+            answer for other thresholds and roles, and ``subspace_alignment`` for any subspace.
         progress: a bar on stderr for work over a second.
 
     Raises:
         InputError: an argument or the text cannot be used.
         ModelError: the model has no readable heads, or has NaN or infinite weights.
+        ResourceError: no engine fits the memory that is free; the message has the figures.
         SelfCheckError: the streams or matrices do not reproduce the model's own activations.
     """
     components = arguments.choices("components", components, COMPONENTS, empty=True)
     arguments.choices("metric", (metric,), METRICS)
     thresholds = arguments.shares("thresholds", thresholds)
+    roles = arguments.choices("roles", roles, ROLES)
     opened = open_session(
         model,
         data,
-        roles=roles,
+        roles=ROLES if keep_moments else roles,
         allowed_roles=ROLES,
         layers=layers,
         attention_mask=attention_mask,
@@ -80,21 +89,61 @@ def analyze_value_alignment(
         max_tokens=max_tokens,
         device=device,
         progress=progress,
+        share=distributed.share(),
     )
     with opened as session:
         view, verified = session.view, session.verified
         plan = StreamPlan(view, components, session.layers)
-        blocks, spectra = decompose_blocks(
-            view, verified.norms, session.roles, thresholds, metric, progress=progress
-        )
-        engine = TokenEngine(
-            blocks,
-            session.roles,
-            len(plan.labels),
-            centred=verified.centred,
+        memory = budget.choose(
+            metric,
+            keep_moments=keep_moments,
+            d_model=view.d_model,
+            n_sources=len(plan.labels),
+            n_layers=len(session.layers),
+            heads=[(view.n_heads(role), view.d_head(role)) for role in session.roles],
+            n_thresholds=len(thresholds),
             dtype=view.compute_dtype,
-            device=session.place,
+            place=session.place,
         )
+        decomposition = Decomposition(
+            view, verified.norms, session.roles, thresholds, progress=progress
+        )
+        # Second moments ask for directions when all text has been read; tokens need them at once.
+        blocks: Iterable[Sequence[HeadDirections]] = decomposition
+        everything: list[list[HeadDirections]] = []
+        if keep_moments or memory.engine == "tokens":
+            everything = list(decomposition)
+            places = [session.roles.index(role) for role in roles]
+            blocks = [[block[place] for place in places] for block in everything]
+        moments = MomentSums(
+            view.d_model,
+            len(plan.labels),
+            len(session.layers),
+            kinds=memory.kinds,
+            device=memory.home,
+        )
+        shapes = [(len(thresholds), view.n_heads(role)) for role in roles]
+        engine: TokenEngine | MomentEngine
+        if memory.engine == "moments":
+            engine = MomentEngine(
+                blocks,
+                roles,
+                moments,
+                centred=verified.centred,
+                dtype=view.compute_dtype,
+                device=session.place,
+            )
+        else:
+            engine = TokenEngine(
+                list(blocks),
+                roles,
+                len(plan.labels),
+                centred=verified.centred,
+                dtype=view.compute_dtype,
+                device=session.place,
+                moments=moments if memory.kinds else None,
+                watch=ExtremeTracker(roles, shapes, len(session.layers), view.d_vocab),
+            )
         held = None
         if cache is not None:
             held = CachedStreams(view, cache, data, attention_mask, plan.names)
@@ -104,20 +153,31 @@ def analyze_value_alignment(
             cached = None if held is None else held.take(batch)
             for stream, activations, readers in plan.read(batch, cached):
                 engine.add(stream, activations, readers)
-    session.require_tokens(engine.n_tokens)
-    sums = engine.finish(plan.upstream)
+        distributed.add_up(engine.additive())
+        session.require_tokens(engine.n_tokens)
+        sums = engine.finish(plan.upstream)
+        kept = moments.kept(everything, session.roles) if keep_moments else None
+        spectra = decomposition.spectra(metric)
+    extremes = None if engine.watch is None else engine.watch.finish(view.tokenizer)
     text = session.text_facts(sums.n_tokens, sums.n_sequences) | {
         "zero_norm_tokens": sums.zero_norm_tokens()[:, 0].to(torch.int64).tolist(),
     }
+    run = {
+        "engine": memory.engine,
+        "memory": str(memory),
+        "intervals": engine.withheld,
+        "processes": distributed.share()[1],
+        "from_cache": held is not None,
+    }
     return assemble(
-        spectra,
+        {role: spectra[role] for role in roles},
         sums,
         sources=plan.labels,
         layers=session.layers,
         thresholds=thresholds,
         metric=metric,
         checks=verified.checks,
-        provenance=session.model_facts()
-        | text
-        | {"engine": "tokens", "from_cache": held is not None},
+        extremes=distributed.merge(extremes),
+        moments=kept,
+        provenance=session.model_facts() | text | run,
     )

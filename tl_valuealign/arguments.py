@@ -1,11 +1,16 @@
 """Validation of plain arguments: an error says what, got, expected and how to mend it."""
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
+from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
 import torch
 
 from tl_valuealign.errors import InputError
+
+LONGEST = 100_000
 
 
 def choices(
@@ -14,7 +19,7 @@ def choices(
     """``given`` as a tuple without repeats, all of them ``allowed``."""
     items = (given,) if isinstance(given, str) else _sequence(name, given)
     for item in items:
-        if item not in allowed:
+        if not isinstance(item, str) or item not in allowed:
             raise InputError(f"{name}: {item!r} is unknown; use any of {', '.join(allowed)}")
     if not items and not empty:
         raise InputError(f"{name} is empty; give at least one of {', '.join(allowed)}")
@@ -23,9 +28,9 @@ def choices(
 
 def shares(name: str, given: Any) -> tuple[float, ...]:
     """Distinct numbers in (0, 1]."""
-    items = _sequence(name, (given,) if isinstance(given, (int, float)) else given)
+    items = _sequence(name, (given,) if isinstance(given, Real) else given)
     for item in items:
-        if isinstance(item, bool) or not isinstance(item, (int, float)) or not 0 < item <= 1:
+        if isinstance(item, bool) or not isinstance(item, Real) or not 0 < float(item) <= 1:
             raise InputError(f"{name}: {item!r} is no share of squared singular value in (0, 1]")
     if not items:
         raise InputError(f"{name} is empty; give at least one share, such as 0.9")
@@ -59,6 +64,26 @@ def count(name: str, given: Any) -> int:
     return int(given)
 
 
+def flag(name: str, given: Any) -> bool:
+    """True or False and nothing that merely passes for one: "no" would."""
+    if not isinstance(given, (bool, np.bool_)):
+        raise InputError(f"{name}: expected True or False, got {given!r}")
+    return bool(given)
+
+
+def heads(name: str, given: Any, n_heads: int) -> tuple[int, ...] | None:
+    """Head numbers in ascending order; None stays None and means every head."""
+    if given is None:
+        return None
+    items = _sequence(name, (given,) if _whole(given) else given)
+    for item in items:
+        if not _whole(item) or not 0 <= item < n_heads:
+            raise InputError(f"{name}: {item!r} is no head here; heads are 0 to {n_heads - 1}")
+    if not items:
+        raise InputError(f"{name} is empty; leave it out to take every head")
+    return tuple(sorted({int(item) for item in items}))
+
+
 def device(name: str, given: Any, default: torch.device) -> torch.device:
     """A device that holds tensors on this machine."""
     if given is None:
@@ -66,7 +91,7 @@ def device(name: str, given: Any, default: torch.device) -> torch.device:
     try:
         place = torch.device(given)
         torch.empty(0, device=place)
-    except (RuntimeError, TypeError, AssertionError) as error:
+    except (RuntimeError, TypeError, ValueError, OverflowError, AssertionError) as error:
         raise InputError(f"{name}: {given!r} is not available here: {error}") from error
     if place.type == "meta":
         raise InputError(f"{name}: the meta device holds no numbers; use cpu or an accelerator")
@@ -74,10 +99,13 @@ def device(name: str, given: Any, default: torch.device) -> torch.device:
 
 
 def _whole(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, (bool, torch.Tensor))
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _sequence(name: str, given: Any) -> tuple[Any, ...]:
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         raise InputError(f"{name}: expected a sequence, got {given!r}")
-    return tuple(given)
+    items = tuple(islice(given, LONGEST + 1))
+    if len(items) > LONGEST:
+        raise InputError(f"{name}: expected a short sequence, got more than {LONGEST:,} items")
+    return items

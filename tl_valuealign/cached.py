@@ -50,7 +50,7 @@ class CachedStreams:
         found = self._rows(rows, batch.ids.shape[1])
         _, embedded = self.view.run(batch.ids, [], stop_at_layer=0)
         name = self.view.resid_pre(0)
-        pass
+        self._compare(name, found[name], embedded, batch.keep, rows)
         return found
 
     def verify(self, last: int) -> None:

@@ -37,3 +37,22 @@ def chance_alignment(
     else:
         chance = k / d
     return torch.where(n_directions > 0, chance, torch.nan)
+
+
+RANDOM_MATRICES = 8
+
+
+def random_matrix_directions(readable_dim: int, d_head: int, threshold: float) -> float:
+    """Directions that a Gaussian matrix [readable_dim, d_head] needs for a threshold, on average.
+
+    Mean over seeded draws; the count of one matrix varies by less than one direction. This is what
+    a spectrum looks like before anything has been learned (Marchenko and Pastur 1967).
+    """
+    generator = torch.Generator().manual_seed(0)
+    counts = []
+    for _ in range(RANDOM_MATRICES):
+        matrix = torch.randn(readable_dim, d_head, generator=generator, dtype=torch.float64)
+        energy = torch.linalg.svdvals(matrix).square()
+        reached = energy.cumsum(0) / energy.sum()
+        counts.append(int((reached < threshold - 1e-12).sum()) + 1)
+    return sum(counts) / len(counts)

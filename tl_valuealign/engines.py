@@ -1,71 +1,74 @@
 """The per-token engine: project every stream on every head's directions and sum over tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from tl_valuealign.extremes import ExtremeTracker
+from tl_valuealign.kept import KeptTokens, StreamSums, sums_device, unit_rows
+from tl_valuealign.moments import MomentSums
 from tl_valuealign.shapes import METRICS, StreamBatch, typed
+from tl_valuealign.spectra import HeadDirections
 from tl_valuealign.sums import RoleSums, Sums
 from tl_valuealign.tokens import Batch
 
-CHUNK_TOKENS = 512
+# Tokens projected at a time: their projections stay in a processor's cache.
+CHUNK_TOKENS = {"cpu": 512}
+CHUNK_TOKENS_ELSEWHERE = 4096
 REPLICATES = 200
-
-
-@dataclass(frozen=True)
-class HeadDirections:
-    """One role in one block: U [head, d_model, direction], s [head, direction], k per threshold."""
-
-    directions: Tensor
-    singular_values: Tensor
-    n_directions: Tensor
 
 
 class PackedBlock:
     """All roles' directions of one block side by side: one matrix product reads them all.
 
-    ``columns`` [d_model, Σ directions]; squared projections times ``gather``
-    [Σ directions, cell] give, per token, the captured squared norm of every (role, threshold,
-    head), then ‖x̄ A‖² of every (role, head).
+    ``rows`` [Σ directions, d_model]: of each head only as many as its largest threshold needs,
+    unless ``projecting``. Squared projections times ``gather`` [Σ directions, cell] give, per
+    token, the captured squared norm of every (role, threshold, head), then, where ``projecting``,
+    ‖x̄ A‖² of every (role, head).
     """
 
-    def __init__(self, roles: Sequence[HeadDirections], dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self,
+        roles: Sequence[HeadDirections],
+        *,
+        projecting: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         self.shapes = [tuple(role.n_directions.shape) for role in roles]
         self.zero = [role.n_directions.cpu() == 0 for role in roles]
-        self.n_cells = sum(t * h for t, h in self.shapes)
-        columns, captured, projected = [], [], []
+        rows, captured, projected = [], [], []
         for role in roles:
-            heads, d_model, width = role.directions.shape
-            columns.append(role.directions.permute(1, 0, 2).reshape(d_model, -1))
+            heads, _, width = role.directions.shape
             rank = torch.arange(width, device=role.n_directions.device)
-            inside = rank < role.n_directions[..., None]
+            inside = (rank < role.n_directions[..., None]).double()
+            needed = torch.ones_like(inside[0]) if projecting else inside.amax(0)
+            needed = needed.flatten().bool()
+            rows.append(role.directions.mT.flatten(0, 1)[needed])
             own = torch.eye(heads, device=rank.device, dtype=torch.float64)
-            inside = torch.einsum("thk,hg->hktg", inside.double(), own)
-            captured.append(inside.reshape(heads * width, -1))
-            weights = torch.einsum("hk,hg->hkg", role.singular_values.square(), own)
-            projected.append(weights.reshape(heads * width, -1))
-        place = {"dtype": dtype, "device": device}
-        self.columns = torch.cat(columns, dim=1).to(**place)
-        self.gather = torch.cat(
-            [torch.block_diag(*captured), torch.block_diag(*projected)], dim=1
-        ).to(**place)
-
-    def cells(self, streams: Tensor) -> tuple[Tensor, Tensor]:
-        """Captured share [token, cell] and ‖x̂ A‖² [token, role head] of unit streams."""
-        squared = (streams @ self.columns).square_() @ self.gather
-        return squared[:, : self.n_cells], squared[:, self.n_cells :]
+            captured.append(torch.einsum("thk,hg->hktg", inside, own).flatten(2).flatten(0, 1))
+            projected.append(
+                torch.einsum("hk,hg->hkg", role.singular_values.square(), own).flatten(0, 1)
+            )
+            captured[-1], projected[-1] = captured[-1][needed], projected[-1][needed]
+        gather = torch.block_diag(*captured)
+        if projecting:
+            gather = torch.cat([gather, torch.block_diag(*projected)], dim=1)
+        self.rows = torch.cat(rows).to(dtype=dtype, device=device)
+        self.gather = gather.to(dtype=dtype, device=device)
 
 
 class TokenEngine:
     """Sums over tokens and sequences, of every stream against every block that can read it.
 
     Streams are numbered as ``sources`` with the full stream last. Memory does not depend on how
-    many tokens are read.
+    many tokens are read. ``moments`` (of kind "pooled" at least) take the projected squared norms
+    over, and leave only the directions that some threshold needs. ``watch`` is shown every token
+    of the embedding and of the full stream.
     """
 
-    metrics = METRICS
+    withheld = ""
 
     def __init__(
         self,
@@ -76,39 +79,46 @@ class TokenEngine:
         centred: bool,
         dtype: torch.dtype,
         device: torch.device,
+        moments: MomentSums | None = None,
+        watch: ExtremeTracker | None = None,
     ) -> None:
-        self.packs = [PackedBlock(block, dtype, device) for block in blocks]
-        self.roles, self.centred, self.dtype, self.device = roles, centred, dtype, device
-        # Sums stay in float64, which MPS lacks.
-        self.home = torch.device("cpu") if device.type == "mps" else device
-        shape = (len(METRICS), n_sources + 1, len(blocks))
-        t = self.packs[0].shapes[0][0]
-        heads = [h for _, h in self.packs[0].shapes]
-
-        def zeros(*size: int, dtype: torch.dtype = torch.float64) -> Tensor:
-            return torch.zeros(size, dtype=dtype, device=self.home)
-
-        self.alignment = [zeros(3, shape[0], t, *shape[1:], h) for h in heads]
-        self.projected = [zeros(*shape[1:], h) for h in heads]
-        self.replicates = [
-            zeros(2, shape[0], REPLICATES, t, shape[2], h, dtype=torch.float32) for h in heads
+        self.blocks, self.roles, self.moments, self.watch = blocks, roles, moments, watch
+        self.packs = [
+            PackedBlock(block, projecting=moments is None, dtype=dtype, device=device)
+            for block in blocks
         ]
-        self.denominators = zeros(2, *shape)
-        self.replicate_denominators = zeros(2, shape[0], REPLICATES, shape[2])
-        self.norms = zeros(*shape[1:])
-        self.n_tokens = self.n_sequences = 0
+        self.centred, self.dtype, self.device = centred, dtype, device
+        self.home = sums_device(device)
+        self.streams = StreamSums(n_sources + 1, len(blocks), device)
+        self.n_cells = sum(t * h for t, h in self.packs[0].shapes)
+        width = self.packs[0].gather.shape[1]
+        size = (n_sources + 1, len(blocks))
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=self.home)
+
+        # Cells of all roles stand side by side, as the columns of ``gather``.
+        self.alignment = zeros(3, len(METRICS), *size, self.n_cells)
+        self.projected = zeros(*size, width - self.n_cells)
+        self.replicates = zeros(2, len(METRICS), REPLICATES, len(blocks), self.n_cells).float()
+        self.replicate_denominators = zeros(2, len(METRICS), REPLICATES, len(blocks))
+        self.chunk = CHUNK_TOKENS.get(device.type, CHUNK_TOKENS_ELSEWHERE)
+        widest = max(len(pack.rows) for pack in self.packs)
+        self.scratch = torch.empty(self.chunk * widest, dtype=dtype, device=device)
+        self.cells = torch.empty(self.chunk, len(blocks), width, dtype=dtype, device=device)
+
+    @property
+    def n_tokens(self) -> int:
+        return self.streams.n_tokens
 
     def start_batch(self, batch: Batch) -> None:
         """Announce the batch whose streams follow."""
-        kept = batch.keep.to(self.device)
-        self.mask = None if bool(batch.keep.all()) else kept
-        sequence = kept.nonzero()[:, 0]
-        self.n_rows = len(batch.keep)
-        one_hot = torch.nn.functional.one_hot(sequence, self.n_rows).T
-        self.rows = one_hot.to(self.dtype).split(CHUNK_TOKENS, dim=1)
-        self.membership = one_hot.to(device=self.home, dtype=torch.float64)
-        self.n_tokens += len(sequence)
-        self.n_sequences += int(batch.keep.any(1).sum())
+        self.kept = KeptTokens(batch, centred=self.centred, dtype=self.dtype, device=self.device)
+        self.streams.start_batch(self.kept)
+        if self.watch is not None:
+            self.watch.start_batch(batch)
+        member = self.kept.membership.to(dtype=self.dtype, device=self.device)
+        self.members = member.split(self.chunk, dim=1)
         drawn = [bootstrap_weights(seed) for seed in batch.seeds]
         self.weights = torch.stack(drawn, dim=1).to(self.home)
 
@@ -118,106 +128,93 @@ class TokenEngine:
 
         A source's norms do not depend on the block and are summed for all of them.
         """
-        flat = self._kept(x)
-        norms = self._norms(flat)
-        unit = _unit(flat, norms)
-        exact = norms.to(self.membership)
-        counted, squared = (exact > 0).to(exact), exact.square()
-        per_row = torch.stack([counted, counted, squared]) @ self.membership.T
-        full = stream == self.denominators.shape[2] - 1
-        targets = list(blocks) if full else list(range(len(self.packs)))
-        self.norms[stream, targets] += exact.sum()
-        self.denominators[0, :, stream][:, targets] += per_row.sum(-1, keepdim=True)
-        self.denominators[1, :, stream][:, targets] += per_row.square().sum(-1, keepdim=True)
+        flat, norms = self.kept.rows(x)
+        per_row = self.streams.add(stream, norms, self.kept, blocks)
+        unit = unit_rows(flat, norms)
+        full = stream == len(self.streams.norms) - 1
+        if self.moments is not None:
+            self.moments.add(stream, flat, norms, unit, blocks[0] if full else 0)
         pair = 1 if full else 0 if stream == 0 else None
+        sums = self._project(stream, unit, norms, blocks, pair)
+        totals = self.alignment[:, :, stream]
+        places = list(blocks)
+        totals[0][:, places] += sums.sum(1)
+        totals[1][:, places] += sums.square().sum(1)
+        totals[2][:, places] += (sums * per_row[:, :, None, None]).sum(1)
         if pair is not None:
-            drawn = per_row @ self.weights.T
-            self.replicate_denominators[pair][:, :, targets] += drawn[:, :, None]
-        for block in blocks:
-            self._project(stream, block, unit, norms, per_row, pair)
+            drawn = torch.einsum("rs,msbc->mrbc", self.weights, sums)
+            self.replicates[pair][:, :, places] += drawn.float()
+            where = places if full else slice(None)
+            drawn = (per_row @ self.weights.T)[:, :, None]
+            self.replicate_denominators[pair][:, :, where] += drawn
 
     def _project(
-        self,
-        stream: int,
-        block: int,
-        unit: Tensor,
-        norms: Tensor,
-        per_row: Tensor,
-        pair: int | None,
-    ) -> None:
-        pack = self.packs[block]
-        sums = torch.zeros(
-            (len(METRICS), self.n_rows, pack.n_cells), dtype=torch.float64, device=self.home
-        )
-        projected = torch.zeros(sum(h for _, h in pack.shapes), dtype=torch.float64)
-        projected = projected.to(self.home)
+        self, stream: int, unit: Tensor, norms: Tensor, blocks: Sequence[int], pair: int | None
+    ) -> Tensor:
+        """Σ_t of the captured share of every sequence, [metric, sequence, block, cell].
+
+        A chunk of tokens meets all blocks before the next is read.
+        """
+        n_rows = len(self.members[0])
+        shape = (len(METRICS), n_rows, len(blocks), self.n_cells)
+        sums = torch.zeros(shape, dtype=torch.float64, device=self.home)
         largest = norms.max().clamp(min=torch.finfo(norms.dtype).tiny)
-        for chunk, rows in enumerate(self.rows):
-            part = slice(chunk * CHUNK_TOKENS, (chunk + 1) * CHUNK_TOKENS)
-            captured, squared = pack.cells(unit[part])
-            relative = (norms[part] / largest).square().to(self.dtype)
-            scale = largest.to(torch.float64).square().to(self.home)
-            sums[0] += (rows @ captured.sqrt()).to(sums)
-            sums[1] += (rows @ captured).to(sums)
-            sums[2] += ((rows * relative) @ captured).to(sums) * scale
-            projected += (relative @ squared).to(projected) * scale
-        at = 0
-        done = 0
-        for role, (t, heads) in enumerate(pack.shapes):
-            mine = sums[:, :, at : at + t * heads].unflatten(-1, (t, heads))
-            at += t * heads
-            totals = self.alignment[role][:, :, :, stream, block]
-            totals[0] += mine.sum(1)
-            totals[1] += mine.square().sum(1)
-            totals[2] += (mine * per_row[:, :, None, None]).sum(1)
-            self.projected[role][stream, block] += projected[done : done + heads]
-            done += heads
-            if pair is not None:
-                drawn = torch.einsum("rs,msth->mrth", self.weights, mine)
-                self.replicates[role][pair, :, :, :, block] += drawn.float()
+        scale = largest.to(torch.float64).square().to(self.home)
+        chunks = zip(unit.split(self.chunk), norms.split(self.chunk), self.members, strict=True)
+        for chunk, (rows, sizes, members) in enumerate(chunks):
+            cells = self.cells[: len(rows), : len(blocks)]
+            for number, block in enumerate(blocks):
+                pack = self.packs[block]
+                width = len(pack.rows)
+                squared = self.scratch[: len(rows) * width].view(len(rows), width)
+                torch.mm(rows, pack.rows.T, out=squared)
+                torch.mm(squared.square_(), pack.gather, out=cells[:, number])
+                if self.watch is not None and pair is not None:
+                    start, shares = chunk * self.chunk, cells[:, number, : self.n_cells]
+                    self.watch.offer(pair, block, start, shares)
+            captured, projected = cells[..., : self.n_cells], cells[..., self.n_cells :]
+            relative = (sizes / largest).square().to(self.dtype)
+            sums[0] += torch.einsum("st,tbc->sbc", members, captured.sqrt()).to(sums)
+            sums[1] += torch.einsum("st,tbc->sbc", members, captured).to(sums)
+            sums[2] += torch.einsum("st,tbc->sbc", members * relative, captured).to(sums) * scale
+            if self.moments is None:
+                squares = torch.einsum("t,tbh->bh", relative, projected)
+                self.projected[stream, list(blocks)] += squares.to(sums) * scale
+        return sums
+
+    def additive(self) -> list[Tensor]:
+        """Every running sum: what processes add up."""
+        own = [self.alignment, self.projected, self.replicates, self.replicate_denominators]
+        moments = [] if self.moments is None else self.moments.flat
+        return [*self.streams.additive(), *own, *moments]
 
     def finish(self, upstream: Tensor) -> Sums:
-        """The sums, on the CPU; NaN where ``upstream`` [source, layer] is false or a head is zero."""
+        """The sums, on the CPU; NaN where not ``upstream`` [source, layer] or a head is zero."""
         present = torch.cat([upstream, torch.ones_like(upstream[:1])])
+        squares = {}
+        if self.moments is not None:
+            squares = self.moments.ask(self.blocks, self.roles, upstream, captured=False)
         roles = {}
+        cell = head = 0
         for number, name in enumerate(self.roles):
-            alignment = self.alignment[number].cpu()
-            projected = self.projected[number].cpu()
+            t, heads = self.packs[0].shapes[number]
+            mine = slice(cell, cell + t * heads)
+            alignment = self.alignment[..., mine].cpu().unflatten(-1, (t, heads))
+            alignment = alignment.permute(0, 1, 4, 2, 3, 5).contiguous()
             alignment[..., ~present, :] = torch.nan
             for block, pack in enumerate(self.packs):
                 zero = pack.zero[number][:, None].expand(-1, len(present), -1)
                 alignment[:, :, :, :, block][:, :, zero] = torch.nan
-            projected[~present] = torch.nan
-            roles[name] = RoleSums(alignment, projected, self.replicates[number].cpu())
-        return Sums(
-            roles,
-            self.denominators.cpu(),
-            self.replicate_denominators.cpu(),
-            self.norms.cpu(),
-            self.n_tokens,
-            self.n_sequences,
-        )
-
-    def _kept(self, x: Tensor) -> Tensor:
-        x = x.to(self.device)
-        flat = x.flatten(0, 1) if self.mask is None else x[self.mask]
-        if flat.dtype != torch.float64:
-            flat = flat.to(self.dtype)
-        return flat - flat.mean(-1, keepdim=True) if self.centred else flat
-
-    def _norms(self, flat: Tensor) -> Tensor:
-        """‖x̄‖ per token, in float64 where there is one: squares of large float32 overflow."""
-        wide = flat.dtype if flat.device.type == "mps" else torch.float64
-        return torch.linalg.vector_norm(flat, dim=-1, dtype=wide)
-
-
-def _unit(flat: Tensor, norms: Tensor) -> Tensor:
-    """x̄ / ‖x̄‖ in the dtype of x̄; zero stays zero."""
-    limits = torch.finfo(flat.dtype)
-    safe = torch.where(norms > 0, norms, 1)
-    if bool(((safe > limits.max) | (safe < limits.tiny)).any()):
-        return (flat.to(norms.dtype) / safe[:, None]).to(flat.dtype)
-    return flat / safe.to(flat.dtype)[:, None]
+            replicates = self.replicates[..., mine].cpu().unflatten(-1, (t, heads))
+            if name in squares:
+                projected = squares[name][1]
+            else:
+                projected = self.projected[..., head : head + heads].cpu().clone()
+                projected[~present] = torch.nan
+            replicates = replicates.permute(0, 1, 2, 4, 3, 5).contiguous()
+            roles[name] = RoleSums(alignment, projected, replicates)
+            cell, head = cell + t * heads, head + heads
+        return self.streams.finish(roles, self.replicate_denominators)
 
 
 def bootstrap_weights(seed: int) -> Tensor:

@@ -25,5 +25,9 @@ class ResourceError(ValueAlignError, RuntimeError):
     """The run would need more memory than there is."""
 
 
+class DependencyError(ValueAlignError, ImportError):
+    """An optional package that only this call needs is not installed."""
+
+
 class StorageError(ValueAlignError, ValueError):
     """A result file is foreign, damaged, of another version, or cannot be written."""

@@ -1,13 +1,13 @@
 """How sure: standard errors and intervals of ratios of sums, with sequences as the units.
 
-Tokens of one sequence depend on each other, so a figure ``Σ_s a_s / Σ_s b_s`` over sequences s has
-the linearised standard error √(n/(n−1) Σ_s (a_s − r b_s)²) / Σ_s b_s (Cochran 1977, Sampling
-Techniques, §2.11), and its interval uses Student's t with n − 1 degrees of freedom. Keeping Σa,
-Σa², Σab, Σb and Σb² is enough, so memory does not grow with the text.
+Tokens of one sequence depend on each other, so a figure r = Σ_s a_s / Σ_s b_s over sequences s has
+the linearised standard error √(m/(m−1) Σ_s (a_s − r b_s)²) / Σ_s b_s (Cochran 1977, Sampling
+Techniques, §2.11), and its interval uses Student's t with m − 1 degrees of freedom, where
+m = (Σb)²/Σb² is the number of sequences that equal weights would need to say as much (Kish 1965).
+Keeping Σa, Σa², Σab, Σb and Σb² is enough, so memory does not grow with the text.
 """
 
-from typing import Any
-
+import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
@@ -24,6 +24,11 @@ def withheld(n_sequences: int) -> str:
     return f"intervals withheld: {n_sequences} sequences, fewer than {MIN_SEQUENCES}"
 
 
+def effective_sequences(b: Tensor, bb: Tensor) -> Tensor:
+    """m = (Σb)²/Σb², from 1 (one sequence holds all the weight) to the number of sequences."""
+    return b.square() / bb
+
+
 def ratio_stderr(
     first: Tensor, second: Tensor, cross: Tensor, b: Tensor, bb: Tensor, n_sequences: int
 ) -> Tensor:
@@ -35,18 +40,19 @@ def ratio_stderr(
         return torch.full_like(first, torch.nan)
     ratio = first / b
     scatter = (second - 2 * ratio * cross + ratio.square() * bb).clamp(min=0)
-    return (scatter * (n_sequences / (n_sequences - 1))).sqrt() / b.abs()
+    m = effective_sequences(b, bb)
+    return (scatter * (m / (m - 1))).sqrt() / b.abs()
 
 
-def half_width(stderr: Any, n_sequences: int, level: float = 0.95) -> Any:
+def half_width(stderr: Tensor, effective: Tensor | float, level: float = 0.95) -> Tensor:
     """Half of the interval that covers the truth in ``level`` of texts; NaN where stderr is.
 
-    Raises ``InputError`` for a level outside (0, 1).
+    ``effective``: :func:`effective_sequences`. Raises ``InputError`` for a level outside (0, 1).
     """
     if not 0 < level < 1:
         raise InputError(f"level: {level!r} is no share of texts in (0, 1); 0.95 is usual")
-    quantile = float(stats.t.ppf((1 + level) / 2, df=max(n_sequences - 1, 1)))
-    return stderr * quantile
+    freedom = np.maximum(np.asarray(effective, dtype=np.float64) - 1, 1e-3)
+    return stderr * torch.as_tensor(stats.t.ppf((1 + level) / 2, df=freedom))
 
 
 class RatioSums:
@@ -62,7 +68,7 @@ class RatioSums:
     def add(self, a: Tensor, b: Tensor) -> None:
         """Add sequences; those whose b is zero everywhere do not count as sequences."""
         a, b = a.double().cpu(), b.double().cpu()
-        counted = (b != 0).flatten(1).any(1)
+        counted = (b != 0).flatten(1).any(1) if b.ndim > 1 else b != 0
         a, b = a[counted], b[counted]
         self.n_sequences += len(b)
         parts = [a.sum(0), a.square().sum(0), (a * b).sum(0), b.sum(0), b.square().sum(0)]
@@ -78,8 +84,16 @@ class RatioSums:
             raise InputError("no sequence was read")
         return torch.where(self._b != 0, self._a / self._b, torch.nan)
 
+    def denominator(self) -> Tensor:
+        """Σb."""
+        return self._b
+
     def stderr(self) -> Tensor:
         """Its standard error; NaN with fewer than ``MIN_SEQUENCES`` sequences."""
         ratio = self.ratio()
         error = ratio_stderr(self._a, self._aa, self._ab, self._b, self._bb, self.n_sequences)
         return torch.where(ratio.isnan(), torch.nan, error)
+
+    def half_width(self, level: float = 0.95) -> Tensor:
+        """Half of the interval that covers the truth in ``level`` of texts."""
+        return half_width(self.stderr(), effective_sequences(self._b, self._bb), level)

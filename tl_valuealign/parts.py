@@ -43,7 +43,7 @@ class HeadReader:
 
 def as_heads(activation: Tensor, heads: int) -> Tensor:
     """hook_q/k/v [..., head, d_head] with native heads, however a wrapper lays them out."""
-    if activation.shape[-2] % heads or activation.ndim == 3:
+    if activation.ndim == 3:
         activation = activation.unflatten(-1, (heads, -1))
     return activation[..., :: activation.shape[-2] // heads, :]
 
@@ -64,7 +64,7 @@ def head_readers(session: Session) -> dict[str, dict[int, HeadReader]]:
     names = [view.resid_pre(layer) for layer in session.layers]
     names += [view.hook(la, HEAD_HOOKS[role]) for la in session.layers for role in session.roles]
     streams: dict[str, list[Tensor]] = {name: [] for name in names}
-    texts = (excerpt(session.first.ids, session.first.keep), probe(view))
+    texts = (excerpt(session.opening.ids, session.opening.keep), probe(view))
     for ids, keep in texts:
         found, _ = view.run(ids, names, stop_at_layer=max(session.layers) + 1)
         for name in names:

@@ -1,15 +1,18 @@
 """Directions and spectra of every target block's read-in matrices."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from tl_valuealign.adapter import InputNorm, ModelView
 from tl_valuealign.chance import chance_alignment
-from tl_valuealign.engines import HeadDirections
 from tl_valuealign.result import Spectra
 from tl_valuealign.spectra import (
+    HeadDirections,
     HeadSVD,
     count_directions,
     decompose,
@@ -18,6 +21,62 @@ from tl_valuealign.spectra import (
     require_finite,
     tied_at,
 )
+
+# What one model's decompositions may hold until the model itself is let go.
+REMEMBERED_BYTES = 2**30
+
+
+class Decomposition:
+    """Directions of every target block, one block at a time, and what is known of all of them.
+
+    Iterating upcasts one block's weights at a time and raises ``ModelError`` naming the first head
+    with NaN or infinite weights. :meth:`spectra` answers once every block has been seen.
+    """
+
+    def __init__(
+        self,
+        view: ModelView,
+        norms: dict[int, InputNorm],
+        roles: Sequence[str],
+        thresholds: Sequence[float],
+        *,
+        progress: bool,
+    ) -> None:
+        self.view, self.norms, self.progress = view, norms, progress
+        self.roles, self.thresholds = tuple(roles), tuple(thresholds)
+        self.values: dict[str, dict[int, Tensor]] = {role: {} for role in roles}
+
+    def __len__(self) -> int:
+        return len(self.norms)
+
+    def __iter__(self) -> Iterator[list[HeadDirections]]:
+        bar = tqdm(
+            self.norms, "decomposing", unit=" blocks", delay=1, disable=not self.progress
+        )
+        for layer in bar:
+            block = []
+            for role in self.roles:
+                svd = decompose_role(self.view, role, layer, self.norms[layer])
+                s = svd.singular_values
+                self.values[role][layer] = s.cpu()
+                k = torch.stack([count_directions(s, share) for share in self.thresholds])
+                block.append(HeadDirections(svd.directions.to(self.view.compute_dtype), s, k))
+            yield block
+
+    def spectra(self, metric: str) -> dict[str, Spectra]:
+        """Per role the spectra of all blocks, with chance in ``metric``."""
+        readable = self.view.d_model - any(norm.centred for norm in self.norms.values())
+        return {
+            role: describe_spectra(
+                torch.stack([found[layer] for layer in self.norms]),
+                self.thresholds,
+                metric,
+                d_model=self.view.d_model,
+                readable=readable,
+                stored=self.view.dtype,
+            )
+            for role, found in self.values.items()
+        }
 
 
 def decompose_blocks(
@@ -29,40 +88,66 @@ def decompose_blocks(
     *,
     progress: bool,
 ) -> tuple[list[list[HeadDirections]], dict[str, Spectra]]:
-    """Per target block and role the directions, and per role the spectra of all blocks.
+    """Per target block and role the directions, and per role the spectra of all blocks."""
+    found = Decomposition(view, norms, roles, thresholds, progress=progress)
+    return list(found), found.spectra(metric)
 
-    One block's weights are upcast at a time. Raises ``ModelError`` naming the first head with NaN
-    or infinite weights.
-    """
-    blocks: list[list[HeadDirections]] = []
-    counts: dict[str, list[tuple[torch.Tensor, ...]]] = {role: [] for role in roles}
-    for layer in tqdm(norms, "decomposing", unit=" blocks", delay=1, disable=not progress):
-        block = []
-        for role in roles:
-            svd = decompose_role(view, role, layer, norms[layer])
-            s = svd.singular_values
-            k = torch.stack([count_directions(s, threshold) for threshold in thresholds])
-            tied = torch.stack([tied_at(s, row, view.dtype) for row in k])
-            counts[role].append((s, k, numerical_rank(s, view.d_model, view.dtype), tied))
-            block.append(HeadDirections(svd.directions.to(view.compute_dtype), s, k))
-        blocks.append(block)
-    readable = view.d_model - any(norm.centred for norm in norms.values())
-    spectra = {}
-    for role, found in counts.items():
-        s, k, rank, tied = (torch.stack(part).cpu() for part in zip(*found, strict=True))
-        k, tied = k.transpose(0, 1), tied.transpose(0, 1)
-        spectra[role] = Spectra(s, k, rank, tied, chance_alignment(k, readable, metric))
-    return blocks, spectra
+
+def describe_spectra(
+    singular_values: Tensor,
+    thresholds: Sequence[float],
+    metric: str,
+    *,
+    d_model: int,
+    readable: int,
+    stored: torch.dtype,
+) -> Spectra:
+    """What follows from singular values [layer, head, direction] alone."""
+    k = torch.stack(
+        [torch.stack([count_directions(s, share) for s in singular_values]) for share in thresholds]
+    )
+    rank = torch.stack([numerical_rank(s, d_model, stored) for s in singular_values])
+    tied = torch.stack(
+        [
+            torch.stack([tied_at(*pair, stored) for pair in zip(singular_values, row, strict=True)])
+            for row in k
+        ]
+    )
+    return Spectra(singular_values, k, rank, tied, chance_alignment(k, readable, metric))
+
+
+_remembered: WeakKeyDictionary[nn.Module, dict[tuple[str, int], tuple[bytes, HeadSVD]]] = (
+    WeakKeyDictionary()
+)
 
 
 def decompose_role(view: ModelView, role: str, layer: int, norm: InputNorm) -> HeadSVD:
-    """SVD of one role in one block, on the model's device (the CPU where that is MPS)."""
+    """SVD of one role in one block, on the model's device (the CPU where that is MPS).
+
+    Remembered as long as the model lives, up to a gigabyte, and only for the very same weights.
+    """
     matrices = view.read_in(role, layer, norm)
     if matrices.device.type == "mps":
         matrices = matrices.cpu()
-    require_finite(matrices, role=role, layer=layer)
-    if role != "OV":
-        return decompose(matrices, view.dtype)
-    write_out = view.write_out(layer, norm).to(matrices.device)
-    require_finite(write_out, role=role, layer=layer)
-    return decompose_product(matrices, write_out)
+    factors = [matrices]
+    if role == "OV":
+        factors.append(view.write_out(layer, norm).to(matrices.device))
+    key = _fingerprint(factors)
+    known = _remembered.setdefault(view.model, {})
+    if known.get((role, layer), (b"", None))[0] == key:
+        return known[role, layer][1]
+    for each in factors:
+        require_finite(each, role=role, layer=layer)
+    svd = decompose_product(*factors) if role == "OV" else decompose(matrices, view.dtype)
+    held = sum(each.directions.nbytes for _, each in known.values())
+    if held + svd.directions.nbytes <= REMEMBERED_BYTES:
+        known[role, layer] = (key, svd)
+    return svd
+
+
+def _fingerprint(factors: Sequence[Tensor]) -> bytes:
+    digest = hashlib.sha256()
+    for factor in factors:
+        digest.update(f"{tuple(factor.shape)}{factor.dtype}{factor.device}".encode())
+        digest.update(factor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.digest()

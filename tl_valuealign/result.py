@@ -1,6 +1,6 @@
 """The frozen result of ``analyze_value_alignment`` and everything a reader asks of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,10 +8,14 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy import stats
+from torch import Tensor
 
 from tl_valuealign import describe
 from tl_valuealign.chance import chance_alignment
 from tl_valuealign.errors import InputError
+from tl_valuealign.extremes import Extremes
+from tl_valuealign.intervals import half_width
+from tl_valuealign.moments import Moments
 from tl_valuealign.shapes import (
     METRICS,
     HeadCounts,
@@ -23,6 +27,7 @@ from tl_valuealign.shapes import (
     PerThreshold,
     PerThresholdSource,
     Spectrum,
+    Subspace,
     ThresholdCounts,
     ThresholdFlags,
     check_fields,
@@ -91,7 +96,9 @@ class ValueAlignmentResult:
     """Alignment of every stream with every head's input directions.
 
     ``result.V``, ``.K``, ``.Q``, ``.OV`` are :class:`RoleResult` for the roles that were asked for.
-    ``sums`` holds what :meth:`merge` adds; ``provenance`` everything that shaped a number.
+    ``sums`` holds what :meth:`merge` adds; ``provenance`` everything that shaped a number;
+    ``extremes`` what :func:`tl_valuealign.top_tokens` reads; ``moments``, where they were kept,
+    what :meth:`ask` and :meth:`subspace_alignment` read.
     """
 
     roles: dict[str, RoleResult]
@@ -104,6 +111,8 @@ class ValueAlignmentResult:
     checks: Checks
     sums: Sums
     provenance: dict[str, Any]
+    extremes: Extremes | None = None
+    moments: Moments | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -188,6 +197,32 @@ class ValueAlignmentResult:
             return values.full_stderr[index]
         return values.by_source_stderr[index, self.source_index(source)]
 
+    def interval(
+        self, role: str, source: str, threshold: float | None = None, *, level: float = 0.95
+    ) -> tuple[Tensor, Tensor]:
+        """Lower and upper limit of :meth:`alignment`, each [layer, head]; NaN under 8 sequences.
+
+        ``level`` is the share of texts like this one whose interval covers the truth.
+        """
+        middle = self.alignment(role, source, threshold)
+        effective = self._effective_sequences(source)[:, None]
+        width = half_width(self.stderr(role, source, threshold), effective, level)
+        return middle - width, middle + width
+
+    def _effective_sequences(self, source: str) -> Tensor:
+        """[layer]; see :func:`tl_valuealign.intervals.effective_sequences`."""
+        stream = -1 if source == FULL else self.source_index(source)
+        return self.sums.effective_sequences(self.metric)[stream]
+
+    def claims(self) -> pd.DataFrame:
+        """The post's five statements, each with where it holds, how much, and chance beside it.
+
+        See :func:`tl_valuealign.claims_table`.
+        """
+        from tl_valuealign.claims import claims_table
+
+        return claims_table(self)
+
     @typed
     def boxes(
         self, threshold: float | None = None, *, role: str = "V", significant: bool = False
@@ -206,7 +241,8 @@ class ValueAlignmentResult:
         known = np.isfinite(t)
         survives = np.zeros(t.shape, dtype=bool)
         if known.any():
-            p = stats.t.sf(t[known], df=self.sums.n_sequences - 1)
+            freedom = self._effective_sequences(FULL)[:, None].expand(t.shape).numpy() - 1
+            p = stats.t.sf(t[known], df=freedom[known])
             survives[known] = stats.false_discovery_control(p) <= 0.05
         return boxed & torch.from_numpy(survives)
 
@@ -246,6 +282,19 @@ class ValueAlignmentResult:
         flat = {key: value.reshape(-1).numpy() for key, value in columns.items()}
         return pd.DataFrame(flat, index=index).reset_index()
 
+    def to_xarray(self) -> Any:
+        """The result as an ``xarray.Dataset`` with dimensions role, threshold, source, layer,
+        head and direction (extra ``xarray``).
+
+        Variables have the names of :class:`RoleResult`'s fields, beside ``norm`` and ``full_norm``.
+        Where key/value heads are fewer than query heads, the heads that a role lacks are NaN
+        (False in ``tied``) and its counts are floats: ``.sel(role="V").dropna("head", how="all")``
+        takes them out. Raises ``DependencyError`` if xarray is not installed.
+        """
+        from tl_valuealign.labelled import to_dataset
+
+        return to_dataset(self)
+
     def save(self, path: Any, *, overwrite: bool = False) -> None:
         """Write to a ``.safetensors`` file, atomically. See :func:`tl_valuealign.load`.
 
@@ -276,7 +325,40 @@ class ValueAlignmentResult:
             metric=metric,
             checks=self.checks,
             provenance=self.provenance,
+            extremes=self.extremes,
+            moments=self.moments,
         )
+
+    def ask(
+        self,
+        *,
+        roles: Sequence[str] | None = None,
+        thresholds: Sequence[float] | None = None,
+        metric: str | None = None,
+    ) -> "ValueAlignmentResult":
+        """The same text asked about other roles, thresholds or metric, without the model.
+
+        Needs a run with ``keep_moments=True``, which keeps the directions of every role. None
+        leaves an option as it is. Raises ``InputError`` if no moments were kept, or for
+        ``metric="norm"``, which does not follow from second moments. There are no standard errors.
+        """
+        from tl_valuealign import asking
+
+        return asking.ask(self, roles=roles, thresholds=thresholds, metric=metric)
+
+    @typed
+    def subspace_alignment(
+        self, basis: Subspace, metric: str | None = None
+    ) -> tuple[PerSource, PerLayer]:
+        """Alignment of every source [source], and of each layer's full stream [layer], with any
+        subspace of the residual stream, without the model.
+
+        ``basis`` [d_model, direction]: columns that span it; they need not be orthonormal. Needs
+        ``keep_moments=True``; metric and errors as in :meth:`ask`.
+        """
+        from tl_valuealign import asking
+
+        return asking.captured(self, basis, metric)
 
     def merge(self, other: "ValueAlignmentResult") -> "ValueAlignmentResult":
         """The result over both texts, exactly as if they had been analysed in one run.
@@ -309,6 +391,12 @@ class ValueAlignmentResult:
             self.checks.read_in_tolerance,
         )
         spectra = {name: Spectra.of(values) for name, values in self.roles.items()}
+        extremes = None
+        if self.extremes is not None and other.extremes is not None:
+            extremes = self.extremes + other.extremes
+        moments = None
+        if self.moments is not None and other.moments is not None:
+            moments = self.moments + other.moments
         text = {
             "text": [*self.provenance["text"], *other.provenance["text"]],
             "n_tokens": sums.n_tokens,
@@ -323,6 +411,8 @@ class ValueAlignmentResult:
             metric=self.metric,
             checks=worst,
             provenance=self.provenance | text,
+            extremes=extremes,
+            moments=moments,
         )
 
 
@@ -360,6 +450,8 @@ def assemble(
     metric: str,
     checks: Checks,
     provenance: dict[str, Any],
+    extremes: Extremes | None = None,
+    moments: Moments | None = None,
 ) -> ValueAlignmentResult:
     """Turn sums and spectra into the result. Pure: the same input gives the same bits."""
     roles = {}
@@ -395,4 +487,6 @@ def assemble(
         checks=checks,
         sums=sums,
         provenance=provenance,
+        extremes=extremes,
+        moments=moments,
     )

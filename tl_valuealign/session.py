@@ -14,6 +14,7 @@ from tl_valuealign import arguments, tokens
 from tl_valuealign._version import VERSION
 from tl_valuealign.adapter import ModelView
 from tl_valuealign.errors import InputError
+from tl_valuealign.notes import notes_on
 from tl_valuealign.selfcheck import Verified, verify
 from tl_valuealign.tokens import Batch, Corpus
 
@@ -23,7 +24,8 @@ class Session:
     """A model whose streams and matrices have been checked on the text it is about to read.
 
     ``roles`` and ``layers`` are validated; ``place`` is where tensors of the caller live;
-    ``first`` is the batch the checks were made on (position 0 included).
+    ``opening`` is the sequence the checks were made on, ``first`` the first batch, both with
+    position 0.
     """
 
     view: ModelView
@@ -32,7 +34,8 @@ class Session:
     corpus: Corpus
     place: torch.device
     verified: Verified
-    first: Batch
+    opening: Batch
+    first: Batch | None
     skip_first: bool
     progress: bool
     _following: Iterator[Batch]
@@ -40,7 +43,8 @@ class Session:
     def batches(self) -> Iterator[Batch]:
         """Every batch once, under a progress bar; position 0 left out where that was asked."""
         with tqdm(desc="reading", unit=" tokens", delay=1, disable=not self.progress) as bar:
-            for batch in itertools.chain((self.first,), self._following):
+            own = () if self.first is None else (self.first,)
+            for batch in itertools.chain(own, self._following):
                 bar.update(int(batch.keep.sum()))
                 yield batch.without_first() if self.skip_first else batch
 
@@ -67,6 +71,7 @@ class Session:
             "d_head": view.d_head("V"),
             "readable_dim": view.d_model - self.verified.centred,
             "input_norm": sorted({norm.describe() for norm in self.verified.norms.values()}),
+            "notes": notes_on(view),
             "dtype": str(view.dtype).removeprefix("torch."),
             "device": str(view.device),
             "versions": {"tl_valuealign": VERSION}
@@ -83,6 +88,7 @@ class Session:
             "n_sequences": n_sequences,
             "n_tokens_read": corpus.n_tokens,
             "n_items_split_into_windows": corpus.n_split,
+            "n_items_empty": corpus.n_empty,
             "bos_id": corpus.bos,
             "n_bos_prepended": corpus.n_prepended,
             "skip_first": self.skip_first,
@@ -103,15 +109,17 @@ def open_session(
     max_tokens: int | None,
     device: Any,
     progress: bool,
+    share: tuple[int, int] = (0, 1),
 ) -> Iterator[Session]:
     """Open ``model`` for reading ``data``: in eval mode, without gradients, checked and later put
-    back as it was.
+    back as it was. Of the text this process reads the ``share`` of rank and number of processes.
 
     Raises ``InputError``, ``ModelError`` and ``SelfCheckError``, as ``analyze_value_alignment``.
     """
     view = ModelView(model)
     roles = arguments.choices("roles", roles, allowed_roles)
     layers = arguments.blocks("layers", layers, view.attention_layers, view.n_layers)
+    view.choose(layers)
     batch_size = arguments.count("batch_size", batch_size)
     max_tokens = None if max_tokens is None else arguments.count("max_tokens", max_tokens)
     place = arguments.device("device", device, view.device)
@@ -123,10 +131,14 @@ def open_session(
         d_vocab=view.d_vocab,
         attention_mask=attention_mask,
     )
-    batches = corpus.batches(batch_size, max_tokens)
+    batches = corpus.batches(batch_size, max_tokens, share)
     with view.quiet():
-        first = next(batches)
-        verified = verify(view, first.ids, first.keep, layers, roles)
+        # Of several processes one may get no sequence, yet all check the same opening.
+        first = next(batches, None)
+        opening = corpus.opening
+        if opening is None:
+            raise InputError(f"no tokens to read in {corpus.description}")
+        verified = verify(view, opening.ids, opening.keep, layers, roles)
         yield Session(
             view,
             roles,
@@ -134,6 +146,7 @@ def open_session(
             corpus,
             place,
             verified,
+            opening,
             first,
             skip_first,
             progress,

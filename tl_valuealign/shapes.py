@@ -43,6 +43,7 @@ ThresholdCounts = Int[Tensor, "threshold layer head"]
 HeadFlags = Bool[Tensor, "layer head"]
 ThresholdFlags = Bool[Tensor, "threshold layer head"]
 
+Subspace = Float[Tensor, "d_model direction"]
 ReadInStack = Float[Tensor, "head d_model d_head"]
 DirectionStack = Float[Tensor, "head d_model direction"]
 HeadSpectrum = Float[Tensor, "head direction"]

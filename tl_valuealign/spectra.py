@@ -26,6 +26,16 @@ class HeadSVD:
         check_fields(self)
 
 
+@dataclass(frozen=True)
+class HeadDirections:
+    """One role in one block: U [head, d_model, direction], s [head, direction] and the number of
+    directions within each threshold [threshold, head]."""
+
+    directions: Tensor
+    singular_values: Tensor
+    n_directions: Tensor
+
+
 @typed
 def decompose(matrices: ReadInStack, stored: torch.dtype) -> HeadSVD:
     """SVD of A = U S Vᵀ for a stack of heads, keeping U and S.

@@ -13,6 +13,8 @@ from torch import Tensor
 from typeguard import TypeCheckError
 
 from tl_valuealign.errors import InputError, StorageError
+from tl_valuealign.extremes import Extremes, RoleExtremes
+from tl_valuealign.moments import Moments
 from tl_valuealign.result import Checks, RoleResult, ValueAlignmentResult
 from tl_valuealign.sums import RoleSums, Sums
 
@@ -142,5 +144,14 @@ def _rebuild(document: Any, tensors: dict[str, Tensor]) -> ValueAlignmentResult:
             **(sums | {"roles": {name: RoleSums(**part) for name, part in sums["roles"].items()}})
         ),
         provenance=data["provenance"],
+        extremes=_extremes(data.get("extremes")),
+        moments=None if data.get("moments") is None else Moments(**data["moments"]),
     )
+
+
+def _extremes(data: Any) -> Extremes | None:
+    if data is None:
+        return None
+    roles = {name: RoleExtremes(**part) for name, part in data["roles"].items()}
+    return Extremes(roles, data["words"])
 

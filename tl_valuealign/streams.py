@@ -12,6 +12,12 @@ from tl_valuealign.tokens import Batch
 EMBED, POS_EMBED, MIXER = "embed", "pos_embed", "mixer_out"
 
 
+def written_before(labels: Sequence[str], layers: Sequence[int]) -> Tensor:
+    """Whether each source is in the stream before each block, bool [source, layer]."""
+    blocks = [-1 if label in (EMBED, POS_EMBED) else int(label.split("_")[0]) for label in labels]
+    return torch.tensor([[block < layer for layer in layers] for block in blocks])
+
+
 class StreamPlan:
     """The sources upstream of the target blocks, and how to read them.
 
@@ -32,8 +38,7 @@ class StreamPlan:
         self.hooks = hooks
         first = [EMBED, POS_EMBED] if view.adds_positions else [EMBED]
         self.labels = (*first, *hooks)
-        written = [-1] * len(first) + [block for block, _ in hooks.values()]
-        self.upstream = torch.tensor([[block < layer for layer in layers] for block in written])
+        self.upstream = written_before(self.labels, layers)
 
     @property
     def names(self) -> list[str]:

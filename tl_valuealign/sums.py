@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_valuealign.intervals import MIN_SEQUENCES, ratio_stderr
+from tl_valuealign.intervals import MIN_SEQUENCES, effective_sequences, ratio_stderr
 from tl_valuealign.shapes import METRICS, check_fields
 
 # Axis names: "stream" is the source axis with the full stream as its last row.
@@ -93,6 +93,11 @@ class Sums:
         b, bb = self.denominators[:, m, :, :, None]
         return ratio_stderr(first, second, cross, b, bb, self.n_sequences)
 
+    def effective_sequences(self, metric: str) -> Tensor:
+        """How many sequences of equal weight the text is worth, [stream, layer]."""
+        b, bb = self.denominators[:, METRICS.index(metric)]
+        return effective_sequences(b, bb)
+
     def excess(self, role: str, metric: str) -> tuple[Tensor, Tensor]:
         """Full stream minus embedding and its paired bootstrap standard error.
 
@@ -103,13 +108,24 @@ class Sums:
         difference = alignment[:, -1] - alignment[:, 0]
         if self.n_sequences < MIN_SEQUENCES:
             return difference, torch.full_like(difference, torch.nan)
+        spread = self.excess_replicates(role, metric).std(dim=0, correction=1)
+        return difference, spread * self.bootstrap_factor
+
+    def excess_replicates(self, role: str, metric: str) -> Tensor:
+        """Full stream minus embedding of every resampled text, [replicate, threshold, layer, head]."""
         m = METRICS.index(metric)
         weights = self.replicate_denominators[:, m, :, None, :, None]
         replicates = self.roles[role].replicates[:, m] / weights
-        spread = (replicates[1] - replicates[0]).std(dim=0, correction=1)
-        # Dirichlet weights give a mean the variance Σ(x − x̄)² / (n (n + 1)), sampling n (n − 1).
+        return replicates[1] - replicates[0]
+
+    @property
+    def bootstrap_factor(self) -> float:
+        """Standard error over the spread of replicates.
+
+        Dirichlet weights give a mean the variance Σ(x − x̄)² / (n (n + 1)), sampling n (n − 1).
+        """
         n = self.n_sequences
-        return difference, spread * ((n + 1) / (n - 1)) ** 0.5
+        return ((n + 1) / (n - 1)) ** 0.5
 
 
 def _combine(left: Any, right: Any) -> Any:

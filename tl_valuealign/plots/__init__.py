@@ -5,6 +5,7 @@ template chosen by the caller (``plotly.io.templates.default``) applies.
 """
 
 from tl_valuealign.plots.directions import plot_directions
+from tl_valuealign.plots.explorer import plot_explorer
 from tl_valuealign.plots.full_stream import plot_full_stream
 from tl_valuealign.plots.gallery import post_figures
 from tl_valuealign.plots.norms import plot_norms
@@ -13,6 +14,7 @@ from tl_valuealign.plots.sources import plot_sources
 
 __all__ = [
     "plot_directions",
+    "plot_explorer",
     "plot_full_stream",
     "plot_norms",
     "plot_projected_norms",

@@ -13,9 +13,10 @@ import plotly.graph_objects as go
 
 from tl_valuealign.plots.common import FAINT, FONT, GREY
 
-SIDE, WIDEST = 20, 1440
+WIDEST = 1440
 TITLE_LINE, SUBTITLE_LINE, LEGEND_LINE = 23, 16, 20
 TITLE_SIZE, SUBTITLE_SIZE = 17, 12
+BAR_BESIDE, BAR_ABOVE = 90, 46
 GLYPH, BOLD_GLYPH = 0.56, 0.64  # a character's mean width in ems, rather wide than narrow
 
 
@@ -38,19 +39,35 @@ class Panel:
         return f"y{self.number if self.number > 1 else ''}"
 
 
+@dataclass(frozen=True)
+class Look:
+    """How a figure is set. ``narrow``: one grid across, for a phone. ``bare``: without title and
+    subtitle, for a page that writes them itself."""
+
+    narrow: bool = False
+    bare: bool = False
+
+
 @dataclass
 class Canvas:
     """Collects what a figure shows; :meth:`figure` builds it."""
 
     title: str
     subtitle: list[str]
+    look: Look = Look()
     traces: list[Any] = field(default_factory=list)
     shapes: list[dict[str, Any]] = field(default_factory=list)
     layout: dict[str, Any] = field(default_factory=dict)
     _panels: list[tuple[Panel, dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     _notes: list[tuple[float, float, dict[str, Any]]] = field(default_factory=list)
     _bar: tuple[float, float, float] | None = None
+    _lead: float = 0.0
     _page: tuple[float, float, float] = (1.0, 1.0, 0.0)
+
+    @property
+    def side(self) -> int:
+        """Margin left and right, in pixels."""
+        return 8 if self.look.narrow else 20
 
     def panel(
         self, left: float, top: float, width: float, height: float, *, x: Any, y: Any
@@ -64,19 +81,31 @@ class Canvas:
         """Text whose top left corner (or the anchor in ``options``) lies at this point."""
         self._notes.append((left, top, {"text": text} | options))
 
-    def colour_bar(self, left: float, top: float, height: float) -> None:
-        """Where the one colour bar of the figure stands."""
-        self._bar = (left, top, height)
+    def colour_bar(self, left: float, top: float, length: float) -> float:
+        """Where the one colour bar stands; returns the width that the figure needs up to there.
+
+        A narrow figure has it lying on top instead, as long as the figure is wide.
+        """
+        self._bar = (left, top, length)
+        if self.look.narrow:
+            self._lead = BAR_ABOVE
+            return left
+        return left + BAR_BESIDE
 
     def figure(self, width: float, height: float, *, min_width: float = 680) -> go.Figure:
         """The figure, its content ``width`` × ``height`` pixels, header and legend around it."""
-        page_width = max(width + 2 * SIDE, min_width)
-        inner = page_width - 2 * SIDE
+        page_width = (
+            width + 2 * self.side if self.look.narrow else max(width + 2 * self.side, min_width)
+        )
+        inner = page_width - 2 * self.side
         title = _wrapped(self.title, inner, TITLE_SIZE * BOLD_GLYPH)
         subtitle = [
             part for line in self.subtitle for part in _wrapped(line, inner, SUBTITLE_SIZE * GLYPH)
         ]
-        top = 16 + TITLE_LINE * len(title) + SUBTITLE_LINE * len(subtitle) + 20
+        top = 16.0 + TITLE_LINE * len(title) + SUBTITLE_LINE * len(subtitle) + 20
+        if self.look.bare:
+            title, subtitle, top = [], [], 12.0
+        top += self._lead
         legend = self._legend_height(inner)
         page_height = top + height + legend
         self._page = (page_width, page_height, top)
@@ -87,13 +116,13 @@ class Canvas:
             margin={"l": 0, "r": 0, "t": 0, "b": 0, "autoexpand": False},
             font={"family": FONT, "size": 12},
             title={
-                "text": f"<b>{'<br>'.join(title)}</b>",
+                "text": f"<b>{'<br>'.join(title)}</b>" if title else "",
                 "font": {"size": TITLE_SIZE},
                 "subtitle": {
                     "text": "<br>".join(subtitle),
                     "font": {"size": SUBTITLE_SIZE, "color": GREY},
                 },
-                "x": SIDE / page_width,
+                "x": self.side / page_width,
                 "xanchor": "left",
                 "y": 1 - 16 / page_height,
                 "yanchor": "top",
@@ -104,7 +133,7 @@ class Canvas:
             plot_bgcolor="rgba(0,0,0,0)",
             legend={
                 "orientation": "h",
-                "x": SIDE / page_width,
+                "x": self.side / page_width,
                 "xanchor": "left",
                 "y": legend / page_height,
                 "yanchor": "top",
@@ -121,7 +150,7 @@ class Canvas:
         )
         axes: dict[str, Any] = {}
         for panel, x, y in self._panels:
-            left = (SIDE + panel.left) / page_width
+            left = (self.side + panel.left) / page_width
             bottom = 1 - (top + panel.top + panel.height) / page_height
             axes[f"xaxis{panel.x[1:]}"] = _axis([left, left + panel.width / page_width], panel.y, x)
             axes[f"yaxis{panel.y[1:]}"] = _axis(
@@ -130,40 +159,58 @@ class Canvas:
         figure.update_layout(axes)
         figure.update_layout(self.layout)
         if self._bar is not None:
-            left, place, length = self._bar
-            figure.update_coloraxes(
-                colorbar={
-                    "x": (SIDE + left) / page_width,
-                    "xanchor": "left",
-                    "xpad": 0,
-                    "y": 1 - (top + place) / page_height,
-                    "yanchor": "top",
-                    "ypad": 0,
-                    "len": length,
-                    "lenmode": "pixels",
-                    "thickness": 14,
-                    "outlinewidth": 0,
-                    "ticks": "outside",
-                    "ticklen": 4,
-                    "tickcolor": GREY,
-                    "tickfont": {"size": 11},
-                }
-            )
+            figure.update_coloraxes(colorbar=self._colour_bar())
         return figure
+
+    def _colour_bar(self) -> dict[str, Any]:
+        left, place, length = self._bar or (0.0, 0.0, 0.0)
+        width, height, top = self._page
+        bar: dict[str, Any] = {
+            "thickness": 14,
+            "outlinewidth": 0,
+            "ticks": "outside",
+            "ticklen": 4,
+            "tickcolor": GREY,
+            "tickfont": {"size": 11},
+            "lenmode": "pixels",
+            "xpad": 0,
+            "ypad": 0,
+            "xanchor": "left",
+            "yanchor": "top",
+        }
+        if self.look.narrow:
+            return bar | {
+                "orientation": "h",
+                "x": self.side / width,
+                "y": 1 - (top - self._lead) / height,
+                "len": width - 2 * self.side,
+            }
+        return bar | {
+            "x": (self.side + left) / width,
+            "y": 1 - (top + place) / height,
+            "len": length,
+        }
 
     def fraction(self, left: float, top: float) -> tuple[float, float]:
         """A point of the content as fractions of the page, once the figure is built."""
         width, height, offset = self._page
-        return (SIDE + left) / width, 1 - (offset + top) / height
+        return (self.side + left) / width, 1 - (offset + top) / height
 
     def _legend_height(self, inner: float) -> float:
-        """Plotly sets a legend that overflows one line in columns as wide as its longest entry."""
-        names = [trace.name for trace in self.traces if trace.showlegend and trace.name]
-        if not names:
-            return 0.0
-        widths = [48 + 12 * GLYPH * len(name) for name in names]
-        columns = len(names) if sum(widths) <= inner else max(1, int(inner / max(widths)))
-        return -(-len(names) // columns) * LEGEND_LINE + 8
+        """Plotly sets a legend that overflows one line in columns as wide as its longest entry.
+
+        Legends that take turns in one place need the room of the tallest.
+        """
+        legends: dict[str, dict[str, None]] = {}
+        for trace in self.traces:
+            if trace.showlegend and trace.name:
+                legends.setdefault(trace.legend or "legend", {})[trace.name] = None
+        rows = 0
+        for names in legends.values():
+            widths = [48 + 12 * GLYPH * len(name) for name in names]
+            columns = len(names) if sum(widths) <= inner else max(1, int(inner / max(widths)))
+            rows = max(rows, -(-len(names) // columns))
+        return rows * LEGEND_LINE + 8 if rows else 0.0
 
     def _annotation(
         self,
@@ -175,7 +222,7 @@ class Canvas:
         height: float,
     ) -> dict[str, Any]:
         return {
-            "x": (SIDE + left) / width,
+            "x": (self.side + left) / width,
             "y": 1 - (top + place) / height,
             "xref": "paper",
             "yref": "paper",

@@ -3,7 +3,7 @@
 import numpy as np
 import plotly.graph_objects as go
 
-from tl_valuealign.plots.canvas import WIDEST, Canvas
+from tl_valuealign.plots.canvas import WIDEST, Canvas, Look
 from tl_valuealign.plots.common import SEQUENTIAL, known, safe, share, subtitle
 from tl_valuealign.plots.grid import draw_cells, draw_gaps, fit, head_axis, layer_axis, name_gaps
 from tl_valuealign.plots.sources import NAMES
@@ -24,24 +24,23 @@ def plot_directions(
     Raises ``InputError`` for a role or threshold that was not measured.
     """
     result.role(role)
-    return draw_directions(result, role, result.threshold_index(threshold), None)
+    return draw_directions(result, role, result.threshold_index(threshold), Look())
 
 
-def draw_directions(
-    result: ValueAlignmentResult, role: str, index: int, columns: int | None
-) -> go.Figure:
-    """``columns`` grids side by side; None: as many as a page holds."""
+def draw_directions(result: ValueAlignmentResult, role: str, index: int, look: Look) -> go.Figure:
+    """Both grids side by side where the page holds them."""
     values = result.role(role)
     counts, rank = values.n_directions[index].numpy(), values.numerical_rank.numpy()
     d_head = values.singular_values.shape[-1]
     canvas = Canvas(
         f"{NAMES.get(role, role)} heads: how many directions they read from",
         subtitle(result, index, f"colour and number: how many of a head’s {d_head} directions"),
+        look,
     )
     layers, heads = rank.shape
-    cells = fit(layers, heads, 400, 500)
+    cells = fit(layers, heads, 300 if look.narrow else 400, 500)
     across = max(cells.width, -(-NARROWEST // heads)) * heads + 2
-    columns = columns or (2 if LEFT + 2 * across + 150 < WIDEST else 1)
+    columns = 1 if look.narrow or LEFT + 2 * across + 150 > WIDEST else 2
     block = HEADING + cells.down + UNDER
     written = cells.height >= 13 and (across - 2) // heads >= ROOM_FOR_DIGITS
     part = share(result.thresholds[index])
@@ -86,8 +85,8 @@ def draw_directions(
     name_gaps(canvas, "zero read-in matrix")
     canvas.layout["coloraxis"] = _scale(d_head)
     right = LEFT + columns * (across + BETWEEN) - BETWEEN
-    canvas.colour_bar(right + 20, HEADING, max(cells.down, 120))
-    return canvas.figure(right + 90, -(-2 // columns) * block)
+    width = canvas.colour_bar(right + 20, HEADING, max(cells.down, 120))
+    return canvas.figure(width, -(-2 // columns) * block)
 
 
 def _scale(d_head: int) -> dict[str, object]:

@@ -7,6 +7,7 @@ replaces numbers, outlines and scales. Any combination then shows what it says, 
 in a saved page alike.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +15,12 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tl_valuealign.plots.boxes import box_layers, has_intervals, interval_note, legend_key
-from tl_valuealign.plots.canvas import Canvas, Panel
+from tl_valuealign.plots.canvas import Canvas, Look, Panel
 from tl_valuealign.plots.common import (
     BOX,
     FULL_STREAM,
     GREY,
+    MISSING,
     Array,
     known,
     mean_over_heads,
@@ -32,8 +34,8 @@ from tl_valuealign.plots.grid import Cells, fit, hatching, head_axis, hover, lay
 from tl_valuealign.result import FULL, ValueAlignmentResult
 from tl_valuealign.shapes import typed
 
-LEFT, MENUS, RIGHT_PROFILE, BOTTOM_PROFILE, BETWEEN = 56, 70, 150, 90, 14
-UNDER_GRID, UNDER_PROFILE, SLIDER = 30, 30, 78
+LEFT, MENUS, HEADING, RIGHT_PROFILE, BOTTOM_PROFILE, BETWEEN = 56, 70, 22, 150, 90, 14
+UNDER_GRID, UNDER_PROFILE, SLIDER = 46, 34, 96
 WIDEST_GRID, TALLEST_GRID, NARROWEST_GRID = 480, 560, 260
 MAX_CELLS = 200_000  # over all choices: about 7 MB of numbers
 VIEWS = ("alignment", "relative to chance")
@@ -67,28 +69,13 @@ def plot_explorer(result: ValueAlignmentResult) -> go.Figure:
         "What each head’s input directions find in the residual stream",
         subtitle(result, None, metric_words(result), interval_note(result), note),
     )
-    choices = _choices(canvas, result)
+    choices = _choices(canvas, result, list(result.roles), range(len(VIEWS)), MENUS)
     for choice in choices:
         _traces(canvas, result, choice, sources)
     canvas.shapes = shapes(result, choices, 0)
-    first = choices[0]
-    right = first.right.left + RIGHT_PROFILE
-    down = first.main.height
-    canvas.note(
-        "layer", LEFT - 30, MENUS + down / 2, textangle=-90, yanchor="middle", xanchor="right"
-    )
-    canvas.note("mean over heads", first.right.left, MENUS - 4, yanchor="bottom")
-    canvas.note("mean over layers", LEFT, MENUS + down + UNDER_GRID - 2, yanchor="bottom")
-    canvas.note(
-        "head",
-        LEFT + first.main.width / 2,
-        first.bottom.top + BOTTOM_PROFILE + 20,
-        xanchor="center",
-    )
-    canvas.colour_bar(right + 24, MENUS, max(down, 120))
-    bottom = first.bottom.top + BOTTOM_PROFILE + UNDER_PROFILE
+    width, bottom = _furnish(canvas, choices[0])
     slides = len(result.thresholds) > 1
-    figure = canvas.figure(right + 130, bottom + (SLIDER if slides else 10), min_width=760)
+    figure = canvas.figure(width, bottom + (SLIDER if slides else 10), min_width=760)
     raw, relative = scales(result, sources, 0)
     bar = figure.layout.coloraxis.colorbar.to_plotly_json()
     figure.update_layout(
@@ -100,6 +87,35 @@ def plot_explorer(result: ValueAlignmentResult) -> go.Figure:
     if slides:
         add_slider(figure, canvas, result, choices, sources, bottom + 12)
     return figure
+
+
+def draw_explorer_base(result: ValueAlignmentResult, role: str, look: Look) -> go.Figure:
+    """One role's full stream, without menus: what a page with controls of its own starts from."""
+    canvas = Canvas("", [], look)
+    choice = _choices(canvas, result, [role], [0], HEADING)[0]
+    _traces(canvas, result, choice, [FULL])
+    canvas.shapes = shapes(result, [choice], 0)
+    width, bottom = _furnish(canvas, choice)
+    figure = canvas.figure(width, bottom + 10)
+    raw, _ = scales(result, [FULL], 0)
+    bar = figure.layout.coloraxis.colorbar.to_plotly_json()
+    figure.update_layout(coloraxis=raw | {"colorbar": bar | raw["colorbar"]})
+    return figure
+
+
+def _furnish(canvas: Canvas, first: Choice) -> tuple[float, float]:
+    """Words around the panels, and the colour bar; returns width and height so far."""
+    main, right, bottom = first.main, first.right, first.bottom
+    middle = main.top + main.height / 2
+    canvas.note("layer", LEFT - 30, middle, textangle=-90, yanchor="middle", xanchor="right")
+    words = "mean over heads" if right.width >= RIGHT_PROFILE else "mean"
+    canvas.note(words, right.left, main.top - 4, yanchor="bottom")
+    canvas.note("mean over layers", LEFT, bottom.top - 2, yanchor="bottom")
+    under = bottom.top + bottom.height
+    canvas.note("head", LEFT + main.width / 2, under + 20, xanchor="center")
+    edge = right.left + right.width
+    width = canvas.colour_bar(edge + 24, main.top, max(main.height, 120))
+    return max(width, edge), under + UNDER_PROFILE
 
 
 def offered_sources(result: ValueAlignmentResult) -> list[str]:
@@ -119,45 +135,54 @@ def offered_sources(result: ValueAlignmentResult) -> list[str]:
     return [FULL, *base, *rest]
 
 
-def _choices(canvas: Canvas, result: ValueAlignmentResult) -> list[Choice]:
+def _choices(
+    canvas: Canvas,
+    result: ValueAlignmentResult,
+    roles: Sequence[str],
+    views: Sequence[int],
+    top: float,
+) -> list[Choice]:
     layers = len(result.layers)
     most = max(values.numerical_rank.shape[1] for values in result.roles.values())
-    base = fit(layers, most, WIDEST_GRID, TALLEST_GRID)
-    across = max(base.width, -(-NARROWEST_GRID // most)) * most
-    chance = [values.chance.numpy() for values in result.roles.values()]
+    widest, edge = (240, 62) if canvas.look.narrow else (WIDEST_GRID, RIGHT_PROFILE)
+    base = fit(layers, most, widest, TALLEST_GRID)
+    across = max(base.width, -(-min(NARROWEST_GRID, widest) // most)) * most
     found = []
-    for role, values in result.roles.items():
-        heads = values.numerical_rank.shape[1]
+    for role in roles:
+        heads = result.role(role).numerical_rank.shape[1]
         cells = Cells(layers, heads, across // heads, base.height)
-        for view in range(len(VIEWS)):
-            level = _level(result, chance, view)
-            head = head_axis(heads, across / heads, "")
-            layer = layer_axis(result.layers, base.height, title="")
-            main = canvas.panel(LEFT, MENUS, across + 2, cells.down, x=head, y=layer)
+        for view in views:
+            level = level_axis(result, view)
+            # Choices share their places, so each label is drawn by one of those it holds for.
+            only = {"showticklabels": role == roles[0]}
+            head = head_axis(heads, across / heads, "") | {"showticklabels": view == views[0]}
+            layer = layer_axis(result.layers, base.height, title="") | only
+            main = canvas.panel(LEFT, top, across + 2, cells.down, x=head, y=layer)
             right = canvas.panel(
                 LEFT + across + 2 + BETWEEN,
-                MENUS,
-                RIGHT_PROFILE,
+                top,
+                edge,
                 cells.down,
                 x=level,
                 y=layer | {"showticklabels": False},
             )
             bottom = canvas.panel(
                 LEFT,
-                MENUS + cells.down + UNDER_GRID,
+                top + cells.down + UNDER_GRID,
                 across + 2,
                 BOTTOM_PROFILE,
                 x=head,
-                y=level,
+                y=level | only | {"showgrid": only["showticklabels"]},
             )
             found.append(Choice(role, view, cells, main, right, bottom))
     return found
 
 
-def _level(result: ValueAlignmentResult, chance: list[Array], view: int) -> dict[str, Any]:
+def level_axis(result: ValueAlignmentResult, view: int) -> dict[str, Any]:
     """A value axis for the profiles, fixed over all thresholds, roles and sources."""
     parts = []
-    for values, level in zip(result.roles.values(), chance, strict=True):
+    for values in result.roles.values():
+        level = values.chance.numpy()
         over = level if view else np.ones_like(level)
         streams = np.concatenate(
             [values.full.numpy()[:, None], values.by_source.numpy(), level[:, None]], axis=1
@@ -203,10 +228,10 @@ def grid_values(
     behind = numbers(result, choice.role, index, value, stderr)
     shown = behind[..., 3] if choice.view else value
     grid = {
-        "z": rounded(np.log2(shown) if choice.view else shown),
-        "customdata": rounded(behind),
-        "x": list(range(value.shape[1])),
-        "y": list(range(value.shape[0])),
+        "z": np.asarray(np.log2(shown) if choice.view else shown, dtype=np.float32),
+        "customdata": behind.astype(np.float32),
+        "x": np.arange(value.shape[1], dtype=np.int16),
+        "y": np.arange(value.shape[0], dtype=np.int16),
     }
     return {"heat": grid} | _profiles(result, shown)
 
@@ -220,25 +245,14 @@ def chance_line(
 
 
 def _profiles(result: ValueAlignmentResult, shown: Array) -> dict[str, dict[str, Any]]:
-    by_layer, by_head = mean_over_heads(shown), mean_over_heads(shown.T)
-    rows, heads = list(range(len(by_layer))), list(range(len(by_head)))
+    by_layer = mean_over_heads(shown).astype(np.float32)
+    by_head = mean_over_heads(shown.T).astype(np.float32)
+    rows, heads = (np.arange(len(line), dtype=np.int16) for line in (by_layer, by_head))
+    blocks = np.array(result.layers, dtype=np.int16)
     return {
-        "right": {"x": rounded(by_layer), "y": rows, "customdata": list(result.layers)},
-        "bottom": {"x": heads, "y": rounded(by_head), "customdata": heads},
+        "right": {"x": by_layer, "y": rows, "customdata": blocks},
+        "bottom": {"x": heads, "y": by_head, "customdata": heads},
     }
-
-
-def rounded(values: Array) -> list[Any]:
-    """Nested lists of four decimals, NaN as None: as short as JSON can say it."""
-    near = np.round(values, 4)
-    whole = np.where(np.isfinite(near) & (near == np.rint(near)), 1, 0)
-    flat = [
-        None if value != value else int(value) if is_whole else value
-        for value, is_whole in zip(near.ravel().tolist(), whole.ravel().tolist(), strict=True)
-    ]
-    for length in reversed(values.shape[1:]):
-        flat = [flat[i : i + length] for i in range(0, len(flat), length)]
-    return flat
 
 
 def _traces(
@@ -251,6 +265,7 @@ def _traces(
 
     def add(kind: str, source: str, trace: Any) -> None:
         choice.traces[kind, source] = len(canvas.traces)
+        trace.update(meta={"part": f"{kind} {source}"} if trace.meta is None else trace.meta)
         canvas.traces.append(trace)
 
     for source in sources:
@@ -266,13 +281,14 @@ def _traces(
             xgap=gap,
             ygap=gap,
             visible=source == FULL,
-            meta={"role": role, "source": source},
+            meta={"role": role, "source": source, "part": "heat"},
         )
         add("heat", source, heat)
         missing = ~np.isfinite(result.alignment(role, source).numpy())
         if missing.any():
             hatch = hatching(missing, choice.main)
             hatch.update(
+                fillpattern={"bgcolor": MISSING},
                 hoveron="fills",
                 hoverinfo="text",
                 text=f"{words}: not upstream of these blocks, or a zero read-in matrix",

@@ -1,5 +1,6 @@
 """Menus and slider of the explorer: every choice moves what no other choice touches."""
 
+from base64 import b64encode
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -194,7 +195,7 @@ def _step(
                 }
     # One update names the same attributes for every trace: what a trace lacks is set to nothing.
     data = {
-        key: [values.get(key) for values in changes.values()]
+        key: [_encoded(values.get(key)) for values in changes.values()]
         for key in ("z", "x", "y", "customdata", "name")
     }
     layout: dict[str, Any] = {"shapes": shapes(result, choices, index)}
@@ -208,6 +209,15 @@ def _step(
             f"{axis}.colorbar.ticktext": scale["colorbar"]["ticktext"],
         }
     return [data, layout, list(changes)]
+
+
+def _encoded(value: Any) -> Any:
+    """An array in plotly's own binary form: what plotly does for traces but not for sliders."""
+    if not isinstance(value, np.ndarray):
+        return value
+    kind = f"{value.dtype.kind}{value.dtype.itemsize}"
+    array = {"dtype": kind, "bdata": b64encode(np.ascontiguousarray(value).tobytes()).decode()}
+    return array if value.ndim == 1 else array | {"shape": ", ".join(map(str, value.shape))}
 
 
 def _show_role(
@@ -241,6 +251,9 @@ def _show_view(
         for panel in (choice.main, choice.right, choice.bottom):
             key = f"yaxis{panel.y[1:]}"
             changes[f"{key}.range"] = _range(home[key], choice.view == view)
+        ticks = f"xaxis{choice.right.x[1:]}"
+        changes[f"{ticks}.showticklabels"] = choice.view == view
+        changes[f"{ticks}.showgrid"] = choice.view == view
     return changes
 
 

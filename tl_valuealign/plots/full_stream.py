@@ -4,7 +4,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tl_valuealign.plots.boxes import draw_boxes, has_intervals, interval_note
-from tl_valuealign.plots.canvas import WIDEST, Canvas, Panel
+from tl_valuealign.plots.canvas import WIDEST, Canvas, Look, Panel
 from tl_valuealign.plots.common import (
     EMBED,
     FULL_STREAM,
@@ -50,21 +50,23 @@ def plot_full_stream(
     are intervals, solid boxes survive false-discovery control and dotted ones do not. Raises
     ``InputError`` if the threshold was not computed.
     """
-    return draw_full_stream(result, result.threshold_index(threshold), relative, None)
+    return draw_full_stream(result, result.threshold_index(threshold), relative, Look())
 
 
 def draw_full_stream(
-    result: ValueAlignmentResult, index: int, relative: bool, columns: int | None
+    result: ValueAlignmentResult, index: int, relative: bool, look: Look
 ) -> go.Figure:
-    """``columns`` grids side by side; None: as many as a page holds."""
+    """As many grids side by side as a page holds, or one where the page is narrow."""
     canvas = Canvas(
         "How much of the full residual stream lies in each head’s input directions",
         subtitle(result, index, metric_words(result, relative), interval_note(result)),
+        look,
     )
     roles = list(result.roles)
     cells = {role: _cells(result, role) for role in roles}
     widest = max(cell.across for cell in cells.values())
-    columns = columns or max(1, min(len(roles), (WIDEST - LEFT - 110) // (widest + BETWEEN)))
+    fitting = max(1, min(len(roles), (WIDEST - LEFT - 110) // (widest + BETWEEN)))
+    columns = 1 if look.narrow else fitting
     down = cells[roles[0]].down
     block = HEADING + down + UNDER_GRID + STRIP + UNDER_STRIP
     low, high = _strip_range(result, index, relative)
@@ -97,9 +99,9 @@ def draw_full_stream(
             draw_boxes(canvas, _panel_of(canvas, role), result, role, index, cells[role])
     name_gaps(canvas, "zero read-in matrix")
     canvas.layout["coloraxis"] = _scale(result, index, relative)
-    canvas.colour_bar(right + 20, HEADING, max(down, 120))
+    width = canvas.colour_bar(right + 20, HEADING, max(down, 120))
     rows = -(-len(roles) // columns)
-    return canvas.figure(right + 110, rows * block)
+    return canvas.figure(width, rows * block)
 
 
 def _panel_of(canvas: Canvas, role: str) -> Panel:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import plotly.graph_objects as go
 
-from tl_valuealign.plots.canvas import Canvas, Panel
+from tl_valuealign.plots.canvas import Canvas, Look, Panel
 from tl_valuealign.plots.common import (
     ATTENTION,
     EMBED,
@@ -24,7 +24,7 @@ from tl_valuealign.plots.rows import block
 from tl_valuealign.result import ValueAlignmentResult
 from tl_valuealign.shapes import typed
 
-LEFT, WIDTH, HEIGHT, UNDER = 62, 620, 320, 48
+LEFT, WIDTH, NARROW, HEIGHT, UNDER = 62, 620, 260, 320, 48
 LOG_FROM = 30  # a linear axis hides what is this many times smaller
 
 STYLE = {
@@ -42,14 +42,16 @@ def plot_norms(result: ValueAlignmentResult) -> go.Figure:
     The full stream that each block reads is drawn too. The axis is logarithmic where the norms
     span more than a factor of 30.
     """
-    return draw_norms(result, WIDTH)
+    return draw_norms(result, Look())
 
 
-def draw_norms(result: ValueAlignmentResult, width: int) -> go.Figure:
-    """A plot ``width`` pixels wide."""
+def draw_norms(result: ValueAlignmentResult, look: Look) -> go.Figure:
+    """Narrower where the page is."""
+    width = NARROW if look.narrow else WIDTH
     canvas = Canvas(
         "How large each layer’s output is beside the token embedding",
         subtitle(result, None, "mean L2 norm over tokens, of the mean-free part under LayerNorm"),
+        look,
     )
     numbers = sorted({*result.layers, *(block(s) for s in result.sources if block(s) >= 0)})
     values = known(np.concatenate([result.norms.numpy(), result.full_norms.numpy()]))

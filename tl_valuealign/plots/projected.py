@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from tl_valuealign.plots.canvas import Canvas
+from tl_valuealign.plots.canvas import Canvas, Look
 from tl_valuealign.plots.common import (
     SEQUENTIAL,
     Array,
@@ -36,13 +36,13 @@ def plot_projected_norms(
     :func:`plot_sources`. Raises ``InputError`` for a role or block that was not measured.
     """
     result.role(role)
-    return draw_projected_norms(result, role, layer_rows(result, layers), None)
+    return draw_projected_norms(result, role, layer_rows(result, layers), Look())
 
 
 def draw_projected_norms(
-    result: ValueAlignmentResult, role: str, rows: Sequence[int], columns: int | None
+    result: ValueAlignmentResult, role: str, rows: Sequence[int], look: Look
 ) -> go.Figure:
-    """``columns`` grids side by side; None: as many as a page holds."""
+    """As many grids side by side as a page holds, or one where the page is narrow."""
     values = result.role(role)
     canvas = Canvas(
         f"{NAMES.get(role, role)} heads: how much each earlier output adds to the "
@@ -50,6 +50,7 @@ def draw_projected_norms(
         subtitle(
             result, None, "colour: mean squared norm ‖x̄A‖², log scale; the full stream on top"
         ),
+        look,
     )
 
     def cells(row: int, sources: Sequence[str]) -> tuple[Array, Array]:
@@ -84,13 +85,12 @@ def draw_projected_norms(
         ),
         summary=lambda row: _means(result, role, row),
         full=True,
-        columns=columns,
     )
     name_gaps(canvas, "not upstream of this block")
     shown = [np.log10(_squares(result, role, [*result.sources, FULL]))[:, row] for row in rows]
     canvas.layout["coloraxis"] = _log_scale(np.concatenate([known(part) for part in shown]))
-    canvas.colour_bar(width + 20, HEADING, min(height - 80, 340))
-    return canvas.figure(width + 110, height)
+    width = canvas.colour_bar(width + 20, HEADING, min(height - 80, 340))
+    return canvas.figure(width, height)
 
 
 def _squares(result: ValueAlignmentResult, role: str, sources: Sequence[str]) -> Array:

@@ -100,7 +100,6 @@ def draw_rows(
     *,
     summary: Callable[[int], str] = lambda row: "",
     full: bool = False,
-    columns: int | None = None,
 ) -> tuple[float, float]:
     """One grid per block; returns the width and height that they take."""
     kinds = by_kind(result, rows, full=full)
@@ -110,8 +109,8 @@ def draw_rows(
     found = groups(kinds, cells.height)
     length = found[-1].bottom
     down = round(length * cells.height) + 2
-    if columns is None:
-        columns = max(1, min(3, len(rows), (WIDEST - LEFT - 110) // (cells.across + BETWEEN)))
+    fitting = max(1, min(3, len(rows), (WIDEST - LEFT - 110) // (cells.across + BETWEEN)))
+    columns = 1 if canvas.look.narrow else fitting
     row_height = HEADING + down + UNDER
     means = [summary(row) for row in rows]
     fits = max(map(len, means)) * 5.9 < cells.across and all(means)

@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tl_valuealign.plots.boxes import has_intervals, interval_note
-from tl_valuealign.plots.canvas import Canvas
+from tl_valuealign.plots.canvas import Canvas, Look
 from tl_valuealign.plots.common import (
     Array,
     alignment_range,
@@ -42,7 +42,7 @@ def plot_sources(
     """
     result.role(role)
     index = result.threshold_index(threshold)
-    return draw_sources(result, role, layer_rows(result, layers), index, relative, None)
+    return draw_sources(result, role, layer_rows(result, layers), index, relative, Look())
 
 
 def draw_sources(
@@ -51,13 +51,14 @@ def draw_sources(
     rows: Sequence[int],
     index: int,
     relative: bool,
-    columns: int | None,
+    look: Look,
 ) -> go.Figure:
-    """``columns`` grids side by side; None: as many as a page holds."""
+    """As many grids side by side as a page holds, or one where the page is narrow."""
     values = result.role(role)
     canvas = Canvas(
         f"{NAMES.get(role, role)} heads: how well each earlier output lines up with what they read",
         subtitle(result, index, metric_words(result, relative), interval_note(result)),
+        look,
     )
 
     def cells(row: int, sources: Sequence[str]) -> tuple[Array, Array]:
@@ -85,12 +86,11 @@ def draw_sources(
         cells,
         lambda source: hover(role, source, d_head, intervals=intervals),
         summary=lambda row: _means(result, role, index, row),
-        columns=columns,
     )
     name_gaps(canvas, "not upstream of this block")
     canvas.layout["coloraxis"] = _scale(result, role, index, relative)
-    canvas.colour_bar(width + 20, HEADING, min(height - 80, 340))
-    return canvas.figure(width + 110, height)
+    width = canvas.colour_bar(width + 20, HEADING, min(height - 80, 340))
+    return canvas.figure(width, height)
 
 
 def _means(result: ValueAlignmentResult, role: str, index: int, row: int) -> str:

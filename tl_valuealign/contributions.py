@@ -1,0 +1,358 @@
+"""How much: what share of each head's query, key and value does each source supply?
+
+A head's vector is a sum, v = Σ_s (x̄_s / s(x)) A + b, so ⟨v_s, v⟩ / ⟨v, v⟩ is the signed share of
+source s, and the shares sum to 1. Only A v is read back, once a head: ⟨v_s, v⟩ = ⟨x̄_s, A v⟩ / s(x)
+is then one dot product a source. Kobayashi et al. (2020), "Attention is not only a weight", argue
+for measuring vectors rather than weights; a signed share also shows what cancels, which the norm
+of a part does not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from tl_valuealign.errors import InputError
+from tl_valuealign.intervals import RatioSums
+from tl_valuealign.parts import HeadReader, head_readers
+from tl_valuealign.result import ValueAlignmentResult
+from tl_valuealign.session import Session, open_session
+from tl_valuealign.shapes import (
+    COMPONENTS,
+    PerHead,
+    PerLayer,
+    PerSource,
+    PerSourceHead,
+    check_fields,
+)
+from tl_valuealign.streams import MIXER, StreamPlan
+from tl_valuealign.tokens import Batch
+
+BIAS = "bias"
+
+
+@dataclass(frozen=True)
+class RoleShares:
+    """Shares of one role's head vectors, float64. A source not yet written has the share 0.
+
+    share, stderr, half_width: Σ_t ⟨v_s, v⟩ / Σ_t ⟨v, v⟩, its standard error over sequences and
+    half of its 95% interval (NaN under 8 sequences). sq_norm: mean_t ‖v‖² of the head's vector.
+    Everything is NaN in a head whose vectors are zero.
+    rebuild_error: largest |Σ parts − hook| over the largest |hook|, per layer.
+    """
+
+    share: PerSourceHead
+    stderr: PerSourceHead
+    half_width: PerSourceHead
+    sq_norm: PerHead
+    rebuild_error: PerLayer
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class EmbeddingFate:
+    """What becomes of the token embedding in the stream, means over tokens.
+
+    rest_cosine [layer]: cosine of the embedding with everything else in the stream before a block
+    (NaN where there is nothing else). kept [layer]: ⟨x̄, ē⟩ / ⟨ē, ē⟩ of the stream, 1 while
+    nothing has pulled it back. pull [source]: the same of each source; those upstream of a block
+    and the embedding's own 1 sum to ``kept``. Errors and 95% half widths are over sequences.
+    """
+
+    rest_cosine: PerLayer
+    rest_cosine_stderr: PerLayer
+    rest_cosine_half_width: PerLayer
+    kept: PerLayer
+    kept_stderr: PerLayer
+    pull: PerSource
+    pull_stderr: PerSource
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class ContributionResult:
+    """Signed shares of every source in every head's vectors; ``.V`` is [source, layer, head].
+
+    ``sources`` end with "bias". ``roles`` hold errors and checks beside the shares.
+    """
+
+    roles: dict[str, RoleShares]
+    sources: tuple[str, ...]
+    layers: tuple[int, ...]
+    embedding: EmbeddingFate
+    n_sequences: int
+    provenance: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def role(self, name: str) -> RoleShares:
+        """One role's shares. Raises ``InputError`` naming the roles that were measured."""
+        if name not in self.roles:
+            raise InputError(f"role {name!r} is not in this result, which has {', '.join(self.roles)}")
+        return self.roles[name]
+
+    @property
+    def Q(self) -> PerSourceHead:
+        return self.role("Q").share
+
+    @property
+    def K(self) -> PerSourceHead:
+        return self.role("K").share
+
+    @property
+    def V(self) -> PerSourceHead:
+        return self.role("V").share
+
+    def share(self, role: str, source: str = "embed") -> PerHead:
+        """[layer, head] of one source. Raises ``InputError`` naming the sources there are."""
+        if source not in self.sources:
+            raise InputError(
+                f"source {source!r} is not in this result; its sources are "
+                f"{', '.join(self.sources[:3])}, …, {self.sources[-1]}"
+            )
+        return self.role(role).share[self.sources.index(source)]
+
+    def by_kind(self, role: str) -> dict[str, PerHead]:
+        """Shares summed over blocks, [layer, head]: embed, attn_out, mlp_out, bias and the like."""
+        share = self.role(role).share
+        kinds: dict[str, Tensor] = {}
+        for number, source in enumerate(self.sources):
+            kind = source.partition("_")[2] if source[0].isdigit() else source
+            kinds[kind] = kinds.get(kind, torch.zeros_like(share[0])) + share[number]
+        return kinds
+
+    def to_dataframe(self, alignment: ValueAlignmentResult | None = None) -> pd.DataFrame:
+        """One row per role, source, layer and head: share, stderr, half_width (of 95%).
+
+        With the ``alignment`` of the same model, its alignment, chance and projected_sq_norm (the
+        post's measure of contribution) beside them.
+        """
+        frames = []
+        for name, values in self.roles.items():
+            shape = values.share.shape
+            index = pd.MultiIndex.from_product(
+                [[name], self.sources, self.layers, range(shape[-1])],
+                names=["role", "source", "layer", "head"],
+            )
+            columns = {
+                key: getattr(values, key).reshape(-1).numpy()
+                for key in ("share", "stderr", "half_width")
+            }
+            frames.append(pd.DataFrame(columns, index=index).reset_index())
+        frame = pd.concat(frames, ignore_index=True)
+        if alignment is None:
+            return frame
+        other = alignment.to_dataframe()
+        other = other[other["threshold"] == alignment.thresholds[0]]
+        keys = ["role", "source", "layer", "head"]
+        return frame.merge(
+            other[[*keys, "alignment", "chance", "projected_sq_norm"]], on=keys, how="left"
+        )
+
+    def embedding_frame(self) -> pd.DataFrame:
+        """One row per layer: rest_cosine and kept, with their standard errors."""
+        fate = self.embedding
+        columns = {
+            key: getattr(fate, key).numpy()
+            for key in ("rest_cosine", "rest_cosine_stderr", "kept", "kept_stderr")
+        }
+        return pd.DataFrame({"layer": self.layers, **columns})
+
+
+def contribution_shares(
+    model: Any,
+    data: Any = None,
+    *,
+    roles: Sequence[str] = ("Q", "K", "V"),
+    layers: Sequence[int] | None = None,
+    attention_mask: Any = None,
+    skip_first: bool = False,
+    batch_size: int = 8,
+    max_tokens: int | None = None,
+    device: Any = None,
+    progress: bool = True,
+) -> ContributionResult:
+    """Exact signed share of every source in each head's query, key and value vectors.
+
+    Shares are ratios of sums over tokens, Σ_t ⟨v_s, v⟩ / Σ_t ⟨v, v⟩: a token whose vector is
+    nearly zero, as at an attention sink, would otherwise swamp a mean of ratios. Sources are the
+    embedding, positions where they are added, every attention and MLP output, and the bias.
+
+    Args: as in :func:`tl_valuealign.analyze_value_alignment`; roles any of "Q", "K", "V".
+
+    Raises:
+        InputError: an argument or the text cannot be used.
+        ModelError: the model has no readable heads, or adds positions to queries and keys alone.
+        SelfCheckError: streams or matrices do not reproduce the model's own activations.
+    """
+    opened = open_session(
+        model,
+        data,
+        roles=roles,
+        allowed_roles=("Q", "K", "V"),
+        layers=layers,
+        attention_mask=attention_mask,
+        skip_first=skip_first,
+        batch_size=batch_size,
+        max_tokens=max_tokens,
+        device=device,
+        progress=progress,
+    )
+    with opened as session:
+        plan = StreamPlan(session.view, (*COMPONENTS, MIXER), session.layers)
+        meter = _Meter(session, plan, head_readers(session))
+        for batch in session.batches():
+            meter.add(batch)
+    session.require_tokens(meter.n_tokens)
+    facts = session.model_facts() | session.text_facts(meter.n_tokens, meter.n_sequences)
+    return meter.finish(facts)
+
+
+class _Meter:
+    """Sums over sequences of ⟨v_s, v⟩ and ⟨v, v⟩; memory does not grow with the text."""
+
+    def __init__(
+        self, session: Session, plan: StreamPlan, readers: dict[str, dict[int, HeadReader]]
+    ) -> None:
+        self.session, self.plan, self.readers = session, plan, readers
+        self.shares = {role: [RatioSums() for _ in plan.layers] for role in readers}
+        self.cosine = [RatioSums() for _ in plan.layers]
+        self.pull = RatioSums()
+        self.kept = RatioSums()
+        self.n_tokens = self.n_sequences = 0
+
+    def add(self, batch: Batch) -> None:
+        counts = batch.keep.sum(1)
+        rows = [n for n in counts.tolist() if n]
+        self.n_tokens += sum(rows)
+        self.n_sequences += len(rows)
+        if not rows:
+            return
+        sources, full = self._streams(batch)
+        self._embedding(sources, full, rows)
+        for place, stream in enumerate(full):
+            layer = self.plan.layers[place]
+            scale = self.session.verified.norms[layer].scale(stream)
+            upstream = sources[self.plan.upstream[:, place].to(sources.device)]
+            for role, readers in self.readers.items():
+                self._add_role(role, place, readers[layer], upstream, stream / scale, scale, rows)
+
+    def _add_role(
+        self,
+        role: str,
+        place: int,
+        reader: HeadReader,
+        upstream: Tensor,
+        normed: Tensor,
+        scale: Tensor,
+        rows: list[int],
+    ) -> None:
+        matrices, bias = reader.matrices().to(normed), reader.bias.to(normed)
+        written = self.plan.upstream[:, place]
+        shape = (len(rows), len(written) + 1, len(matrices))
+        products = torch.zeros(shape, dtype=torch.float64)
+        squares = torch.zeros(len(rows), 1, len(matrices), dtype=torch.float64)
+        # One sequence at a time: A v is d_model numbers for every head and token.
+        for number, part in enumerate(_split(rows)):
+            vectors = torch.einsum("td,hdk->thk", normed[part], matrices) + bias
+            back = torch.einsum("thk,hdk->tdh", vectors, matrices) / scale[part, :, None]
+            shared = upstream[:, part].flatten(1) @ back.flatten(0, 1)
+            products[number, :-1][written] = shared.double().cpu()
+            products[number, -1] = torch.einsum("thk,hk->h", vectors, bias).double().cpu()
+            squares[number, 0] = vectors.double().square().sum((0, 2)).cpu()
+        self.shares[role][place].add(products, squares)
+
+    def _streams(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """x̄ of kept tokens, upcast: sources [source, token, d_model], full [token, d_model]s."""
+        norm = next(iter(self.session.verified.norms.values()))
+        dtype, place = self.session.view.compute_dtype, self.session.place
+        keep = batch.keep.to(place)
+        found: list[Tensor | None] = [None] * len(self.plan.labels)
+        full: list[Tensor] = []
+        for number, activation, _ in self.plan.read(batch):
+            stream = norm.centre(activation.to(place)[keep].to(dtype))
+            if number == len(found):
+                full.append(stream)
+            else:
+                found[number] = stream
+        return torch.stack([stream for stream in found if stream is not None]), full
+
+    def _embedding(self, sources: Tensor, full: list[Tensor], rows: list[int]) -> None:
+        embed = sources[0]
+        counts = torch.tensor(rows, dtype=torch.float64)
+        squared = embed.double().square().sum(-1)
+        usable = squared > 0
+        pulls = torch.einsum("std,td->ts", sources.double(), embed.double()) / squared[:, None]
+        keeps = torch.stack([(x.double() * embed).sum(-1) for x in full], 1) / squared[:, None]
+        for total, values in ((self.pull, pulls), (self.kept, keeps)):
+            values = torch.where(usable[:, None], values, 0.0).cpu()
+            summed = torch.stack([values[part].sum(0) for part in _split(rows)])
+            counted = torch.stack([usable[part].sum() for part in _split(rows)]).cpu()
+            total.add(summed, counted.double()[:, None])
+        for total, stream in zip(self.cosine, full, strict=True):
+            rest = (stream - embed).double()
+            cosine = torch.nn.functional.cosine_similarity(rest, embed.double(), dim=-1).cpu()
+            # Before anything is written the rest is rounding, and has no direction.
+            size = rest.norm() / stream.double().norm()
+            enough = float(size) > 1e-6
+            summed = torch.stack([cosine[part].sum() for part in _split(rows)])
+            total.add(summed[:, None], counts[:, None] * enough)
+
+    def finish(self, facts: dict[str, Any]) -> ContributionResult:
+        roles = {}
+        for role, totals in self.shares.items():
+            heads = self.session.view.n_heads(role)
+            empty = torch.full((len(self.plan.labels) + 1, heads), torch.nan).double()
+            parts = {
+                key: [getattr(total, key)() if total.n_sequences else empty for total in totals]
+                for key in ("ratio", "stderr", "half_width")
+            }
+            squared = [
+                total.denominator()[0] / self.n_tokens if total.n_sequences else empty[0]
+                for total in totals
+            ]
+            errors = [self.readers[role][layer].rebuild_error for layer in self.plan.layers]
+            roles[role] = RoleShares(
+                share=torch.stack(parts["ratio"], 1),
+                stderr=torch.stack(parts["stderr"], 1),
+                half_width=torch.stack(parts["half_width"], 1),
+                sq_norm=torch.stack(squared),
+                rebuild_error=torch.tensor(errors, dtype=torch.float64),
+            )
+        missing = torch.full((1,), torch.nan).double()
+        cosine = {
+            key: torch.cat(
+                [getattr(total, key)() if total.n_sequences else missing for total in self.cosine]
+            )
+            for key in ("ratio", "stderr", "half_width")
+        }
+        return ContributionResult(
+            roles=roles,
+            sources=(*self.plan.labels, BIAS),
+            layers=self.plan.layers,
+            embedding=EmbeddingFate(
+                rest_cosine=cosine["ratio"],
+                rest_cosine_stderr=cosine["stderr"],
+                rest_cosine_half_width=cosine["half_width"],
+                kept=self.kept.ratio(),
+                kept_stderr=self.kept.stderr(),
+                pull=self.pull.ratio(),
+                pull_stderr=self.pull.stderr(),
+            ),
+            n_sequences=self.n_sequences,
+            provenance=facts,
+        )
+
+
+def _split(rows: list[int]) -> list[slice]:
+    """Places of every sequence's tokens among the kept ones."""
+    ends = torch.tensor(rows).cumsum(0).tolist()
+    return [slice(end - n, end) for n, end in zip(rows, ends, strict=True)]

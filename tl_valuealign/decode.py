@@ -1,0 +1,235 @@
+"""What are the directions? The tokens whose embeddings lie most along a head's input directions.
+
+A singular vector is defined up to its sign, and one of two near-equal singular values not even up
+to that: any rotation among them is as good. So the sign is set by the embeddings themselves
+(positive is the side on which the squared cosines of all tokens weigh more; after Bro, Acar and
+Kolda 2008), and near-equal directions are read as one block, by the length of a token's projection
+into it. Millidge and Black (2022), "The singular value decompositions of transformer weight
+matrices are highly interpretable", read such directions in vocabulary space.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from tl_valuealign import arguments
+from tl_valuealign.adapter import ModelView
+from tl_valuealign.chance import chance_alignment
+from tl_valuealign.errors import InputError, ModelError
+from tl_valuealign.extremes import require
+from tl_valuealign.readin import decompose_role
+from tl_valuealign.result import ValueAlignmentResult
+from tl_valuealign.selfcheck import Verified, probe, verify
+from tl_valuealign.shapes import ROLES
+
+ROWS, WIDTH = 8, 128
+
+
+@dataclass(frozen=True)
+class Block:
+    """Directions ``first`` to ``last`` whose singular values are too close to tell apart."""
+
+    first: int
+    last: int
+
+    @property
+    def label(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+
+def decode_directions(
+    model: Any,
+    layer: int,
+    head: int,
+    role: str = "V",
+    *,
+    n_directions: int = 8,
+    n_tokens: int = 10,
+    closeness: float = 0.01,
+    token_ids: Sequence[int] | Tensor | None = None,
+) -> pd.DataFrame:
+    """Tokens at either end of a head's top input directions, one row per direction or block.
+
+    Args:
+        model: HookedTransformer or TransformerBridge.
+        layer, head: which head; native key/value heads for "K" and "V".
+        role: "Q", "K", "V" or "OV".
+        n_directions: how many directions to read at least, in order of singular value.
+        n_tokens: how many tokens to list at each end.
+        closeness: neighbours whose singular values differ by less than this share of the larger
+            belong to one block.
+        token_ids: the tokens to choose from; None for the whole vocabulary.
+
+    Returns:
+        A table with columns direction ("0", or "3-5" for a block), singular_value (root mean
+        square in a block), share (of all squared singular values), positive and negative (lists
+        of tokens), positive_cosine and negative_cosine (‖U_Bᵀē‖ / ‖ē‖ of each, signed for single
+        directions). A block has no ends: its strongest tokens are under positive, and negative is
+        empty. For "OV" also positive_writes and negative_writes: the tokens whose logits rise most
+        by what the head writes for the strongest token of that end, through this direction alone.
+
+    Raises:
+        InputError: an argument is out of range. ModelError, SelfCheckError: as
+        ``analyze_value_alignment``.
+    """
+    view = ModelView(model)
+    arguments.choices("role", (role,), ROLES)
+    (layer,) = arguments.blocks("layer", (layer,), view.attention_layers, view.n_layers)
+    (head,) = arguments.heads("head", (head,), view.n_heads(role)) or (0,)
+    n_directions = arguments.count("n_directions", n_directions)
+    n_tokens = arguments.count("n_tokens", n_tokens)
+    ids = _candidates(view, token_ids)
+    with view.quiet():
+        verified = verify(view, *probe(view), (layer,), (role,))
+        norm = verified.norms[layer]
+        svd = decompose_role(view, role, layer, norm)
+        directions, values = svd.directions[head].cpu(), svd.singular_values[head].cpu()
+        unit, ids = _unit_embeddings(view, verified, ids)
+        total = values.square().sum()
+        if not float(total) > 0:
+            raise ModelError(f"L{layer}H{head}, role {role}: the matrix is zero; it looks for nothing")
+        rows = []
+        for block in _blocks(values, n_directions, closeness):
+            inside = slice(block.first, block.last + 1)
+            basis = directions[:, inside]
+            ends = _ends(unit, basis, n_tokens)
+            squared = values[inside].square()
+            row: dict[str, Any] = {
+                "direction": block.label,
+                "singular_value": float(squared.mean().sqrt()),
+                "share": float(squared.sum() / total),
+            }
+            for name, (places, cosines) in ends.items():
+                row[name] = [_word(view, int(token)) for token in ids[places]]
+                row[f"{name}_cosine"] = [float(cosine) for cosine in cosines]
+                if role == "OV":
+                    row[f"{name}_writes"] = []
+                    if len(places):
+                        seen = basis.T @ unit[places[0]].to(basis)
+                        read = view.read_in("OV", layer, norm)[head].cpu().to(basis)
+                        out = view.write_out(layer, norm)[head].cpu().to(basis)
+                        written = ((basis @ seen) @ read) @ out
+                        row[f"{name}_writes"] = _raised(view, written, n_tokens)
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _candidates(view: ModelView, token_ids: Any) -> Tensor:
+    if token_ids is None:
+        return torch.arange(view.d_vocab)
+    ids = torch.as_tensor(token_ids).flatten().to(torch.int64).unique()
+    if not len(ids) or not 0 <= int(ids[0]) <= int(ids[-1]) < view.d_vocab:
+        raise InputError(
+            f"token_ids: expected ids in the vocabulary of {view.d_vocab}, got "
+            f"{ids[:1].tolist()} to {ids[-1:].tolist()}"
+        )
+    return ids
+
+
+def _unit_embeddings(
+    view: ModelView, verified: Verified, ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """ē / ‖ē‖ of every id, [token, d_model], and the ids whose embedding is not zero."""
+    norm = next(iter(verified.norms.values()))
+    width = min(WIDTH, view.n_ctx or WIDTH)
+    parts = []
+    for chunk in ids.split(ROWS * width):
+        padded = torch.nn.functional.pad(chunk, (0, -len(chunk) % width))
+        found = _embed(view, padded.reshape(-1, width)).flatten(0, 1)[: len(chunk)]
+        parts.append(norm.centre(found.to(view.compute_dtype)).cpu())
+    streams = torch.cat(parts)
+    lengths = streams.norm(dim=-1)
+    present = lengths > 0
+    return streams[present] / lengths[present, None], ids[present]
+
+
+def _embed(view: ModelView, ids: Tensor) -> Tensor:
+    names = ["hook_pos_embed"] if view.adds_positions else []
+    found, stopped = view.run(ids, names, stop_at_layer=0)
+    if stopped is None:
+        raise ModelError(f"{view.name} cannot stop before its first block, so has no embedding")
+    return stopped - found["hook_pos_embed"] if names else stopped
+
+
+def _blocks(values: Tensor, n_directions: int, closeness: float) -> Iterator[Block]:
+    """Directions in order, those with near-equal neighbours joined; zero ones are left out."""
+    s = [v for v in values.tolist() if v > values[0] * 1e-6]
+    first = 0
+    while first < min(len(s), n_directions):
+        last = first
+        while last + 1 < len(s) and s[last + 1] > s[last] * (1 - closeness):
+            last += 1
+        yield Block(first, last)
+        first = last + 1
+
+
+def _ends(unit: Tensor, basis: Tensor, n_tokens: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Strongest tokens at each end of a direction, or in a block of them: places and cosines."""
+    cosines = unit.to(basis) @ basis
+    count = min(n_tokens, len(unit))
+    if basis.shape[1] > 1:
+        strength = cosines.norm(dim=-1)
+        top = strength.topk(count)
+        return {
+            "positive": (top.indices, top.values),
+            "negative": (top.indices[:0], top.values[:0]),
+        }
+    cosine = cosines[:, 0]
+    if float((cosine.sign() * cosine.square()).sum()) < 0:
+        cosine = -cosine
+    high, low = cosine.topk(count), (-cosine).topk(count)
+    return {"positive": (high.indices, high.values), "negative": (low.indices, -low.values)}
+
+
+def _raised(view: ModelView, written: Tensor, n_tokens: int) -> list[str]:
+    """Tokens whose logits rise most when ``written`` [d_model] is all there is in the stream."""
+    try:
+        final, unembed = view.model.ln_final, view.model.unembed
+    except AttributeError as error:
+        raise ModelError(f"{view.name} has no ln_final and unembed to read writes with") from error
+    # Scaled up so that the norm's eps does not matter; a second row of zeros shows the biases.
+    scaled = written / written.norm().clamp(min=1e-30) * view.d_model**0.5
+    rows = torch.stack([scaled, torch.zeros_like(scaled)])[None]
+    with torch.inference_mode():
+        logits = unembed(final(rows.to(view.input_device, view.dtype)))[0].float().cpu()
+    top = (logits[0] - logits[1]).topk(min(n_tokens, logits.shape[-1]))
+    return [_word(view, int(token)) for token in top.indices]
+
+
+def _word(view: ModelView, token: int) -> str:
+    """The token's text, or its number where there is no tokenizer."""
+    if view.tokenizer is None:
+        return str(token)
+    return str(view.tokenizer.decode([token]))
+
+
+def top_tokens(
+    result: ValueAlignmentResult, layer: int, head: int, role: str = "V", stream: str = "full"
+) -> pd.DataFrame:
+    """Tokens of the analysed text with the largest and smallest alignment, in their context.
+
+    Read from the result alone. ``stream``: "full" (every token in its context), or "embed" (once a
+    token, as its embedding is the same everywhere). Alignments are ‖U_kᵀx̄‖ / ‖x̄‖ of the single
+    token, at the first threshold.
+
+    Returns a table with columns end ("largest" or "smallest"), rank, alignment, chance, token,
+    before, after (text around it) and id. Raises ``InputError`` if the layer, head or role is not
+    in the result, or the run kept no single tokens.
+    """
+    extremes = require(result.extremes, role, stream)
+    if layer not in result.layers:
+        raise InputError(
+            f"layer {layer!r} is not in this result, which has {len(result.layers)} from "
+            f"{result.layers[0]} to {result.layers[-1]}"
+        )
+    arguments.heads("head", (head,), result.role(role).numerical_rank.shape[1])
+    place = result.layers.index(layer)
+    table = extremes.table(role, place, head, stream)
+    count = result.role(role).n_directions[:1, place : place + 1, head : head + 1]
+    chance = chance_alignment(count, result.provenance["readable_dim"], "norm")
+    table.insert(3, "chance", float(chance))
+    return table
