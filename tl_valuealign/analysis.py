@@ -72,6 +72,17 @@ def analyze_value_alignment(
         ModelError: the model has no readable heads, or has NaN or infinite weights.
         ResourceError: no engine fits the memory that is free; the message has the figures.
         SelfCheckError: the streams or matrices do not reproduce the model's own activations.
+
+    Example: the bundled model on its first 500 tokens.
+
+        >>> import tl_valuealign as va
+        >>> result = va.analyze_value_alignment(va.pocket_model(), max_tokens=500, progress=False)
+        >>> result.V.full.shape  # threshold, layer, head
+        torch.Size([2, 8, 4])
+        >>> result.sources[:3]
+        ('embed', '0_attn_out', '1_attn_out')
+        >>> float(result.checks.decomposition.max()) < result.checks.decomposition_tolerance
+        True
     """
     components = arguments.choices("components", components, COMPONENTS, empty=True)
     arguments.choices("metric", (metric,), METRICS)
@@ -146,7 +157,8 @@ def analyze_value_alignment(
             )
         held = None
         if cache is not None:
-            held = CachedStreams(view, cache, data, attention_mask, plan.names)
+            share = distributed.share()
+            held = CachedStreams(view, cache, data, attention_mask, plan.names, share)
             held.verify(plan.last)
         for batch in session.batches():
             engine.start_batch(batch)

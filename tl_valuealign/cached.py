@@ -18,12 +18,18 @@ class CachedStreams:
 
     ``names`` are hooks whose activations are [batch, pos, d_model], or [pos, d_model] for one
     sequence; ``data`` the ids [batch, pos] or [pos] that the cache was computed from, with their
-    ``attention_mask``, both already accepted by ``tokens.read``. Raises ``InputError`` naming what
-    is missing or of another shape.
+    ``attention_mask``, both already accepted by ``tokens.read``. ``share``: as in
+    ``Corpus.batches``. Raises ``InputError`` naming what is missing or of another shape.
     """
 
     def __init__(
-        self, view: ModelView, cache: Any, data: Any, attention_mask: Any, names: Sequence[str]
+        self,
+        view: ModelView,
+        cache: Any,
+        data: Any,
+        attention_mask: Any,
+        names: Sequence[str],
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         ids = _ids(data)
         mask = torch.ones_like(ids) if attention_mask is None else torch.as_tensor(attention_mask)
@@ -35,7 +41,8 @@ class CachedStreams:
                 f"context of {view.n_ctx}"
             )
         self.view, self.names = view, list(names)
-        self.rows = lengths.nonzero()[:, 0]
+        self.all_rows = lengths.nonzero()[:, 0]
+        self.rows = self.all_rows[share[0] :: share[1]]
         self.starts, self.lengths = kept.int().argmax(1), lengths
         self.ids, self.next = ids, 0
         self.streams = _needed(cache, self.names, (*ids.shape, view.d_model))
@@ -58,7 +65,8 @@ class CachedStreams:
 
         Call inside ``view.quiet()``. Raises ``SelfCheckError`` naming the hook and the difference.
         """
-        first, shortest = self.rows[0], self.rows[self.lengths[self.rows].argmin()]
+        first = self.all_rows[0]
+        shortest = self.all_rows[self.lengths[self.all_rows].argmin()]
         for row in dict.fromkeys((int(first), int(shortest))):
             width = min(int(self.lengths[row]), PROBE_TOKENS)
             start = int(self.starts[row])

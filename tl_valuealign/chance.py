@@ -16,6 +16,15 @@ def chance_alignment(
     captured share of squared norm is Beta(k/2, (d'-k)/2): its mean is k/d' (``energy``,
     ``pooled``) and the mean of its square root is Γ((k+1)/2) Γ(d'/2) / (Γ(k/2) Γ((d'+1)/2))
     (``norm``). NaN where k = 0: a zero head has no directions. Raises ``InputError`` for k > d'.
+
+    Example: half of 64 dimensions hold half of a random vector's squared norm, and so about
+    √½ = 0.71 of its norm.
+
+        >>> n_directions = torch.tensor([[[32, 64, 0]]])  # threshold, layer, head
+        >>> chance_alignment(n_directions, 64, "energy").tolist()
+        [[[0.5, 1.0, nan]]]
+        >>> chance_alignment(n_directions, 64, "norm").round(decimals=4).tolist()
+        [[[0.7044, 1.0, nan]]]
     """
     if metric not in METRICS:
         raise InputError(f"metric {metric!r} is unknown; use one of {', '.join(METRICS)}")

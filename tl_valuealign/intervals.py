@@ -1,9 +1,11 @@
 """How sure: standard errors and intervals of ratios of sums, with sequences as the units.
 
 Tokens of one sequence depend on each other, so a figure r = Σ_s a_s / Σ_s b_s over sequences s has
-the linearised standard error √(m/(m−1) Σ_s (a_s − r b_s)²) / Σ_s b_s (Cochran 1977, Sampling
+the linearised standard error √((m+1)/(m−1) Σ_s (a_s − r b_s)²) / Σ_s b_s (Cochran 1977, Sampling
 Techniques, §2.11), and its interval uses Student's t with m − 1 degrees of freedom, where
 m = (Σb)²/Σb² is the number of sequences that equal weights would need to say as much (Kish 1965).
+The factor is m/(m−1) for equal sequences; long ones also pull r towards themselves, which shrinks
+their residuals once more by about as much. It is the factor of the Bayesian bootstrap too.
 Keeping Σa, Σa², Σab, Σb and Σb² is enough, so memory does not grow with the text.
 """
 
@@ -41,7 +43,7 @@ def ratio_stderr(
     ratio = first / b
     scatter = (second - 2 * ratio * cross + ratio.square() * bb).clamp(min=0)
     m = effective_sequences(b, bb)
-    return (scatter * (m / (m - 1))).sqrt() / b.abs()
+    return (scatter * ((m + 1) / (m - 1))).sqrt() / b.abs()
 
 
 def half_width(stderr: Tensor, effective: Tensor | float, level: float = 0.95) -> Tensor:

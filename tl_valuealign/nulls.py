@@ -283,8 +283,9 @@ class Sampled:
         norms = tokens.double().norm(dim=-1)
         present = norms > 0
         self.unit = (tokens[present].double() / norms[present, None]).to(tokens.dtype)
-        weights = norms[present].square() if metric == "pooled" else torch.ones(int(present.sum()))
-        self.weights = (weights / weights.sum()).to(torch.float64)
+        lengths = norms[present]
+        weights = lengths.square() if metric == "pooled" else torch.ones_like(lengths)
+        self.weights = weights / weights.sum()
         self.metric = metric
 
     def scores(self, directions: Tensor) -> Tensor:

@@ -123,6 +123,8 @@ def open_session(
     batch_size = arguments.count("batch_size", batch_size)
     max_tokens = None if max_tokens is None else arguments.count("max_tokens", max_tokens)
     place = arguments.device("device", device, view.device)
+    skip_first = arguments.flag("skip_first", skip_first)
+    progress = arguments.flag("progress", progress)
     corpus = tokens.read(
         data,
         tokenizer=view.tokenizer,

@@ -88,6 +88,12 @@ def count_directions(singular_values: HeadSpectrum, threshold: float) -> Tensor:
     """Smallest k with Σ_{i≤k} s_i² ≥ threshold · Σ s_i², int64 [head]; 0 for a zero head.
 
     A threshold of 1 asks for the whole column space: singular values above float64 rounding.
+
+    Example: squared, these singular values are 16, 4, 0 and 0 of 20 in all.
+
+        >>> singular_values = torch.tensor([[4.0, 2.0, 0.0, 0.0]])  # head, direction
+        >>> count_directions(singular_values, 0.8), count_directions(singular_values, 0.81)
+        (tensor([1]), tensor([2]))
     """
     energy = singular_values.square()
     total = energy.sum(-1, keepdim=True)

@@ -29,6 +29,17 @@ def interval_note(result: ValueAlignmentResult) -> str:
     return "no intervals: this run kept nothing per sequence"
 
 
+def dash_length(cell: float) -> float:
+    """Pixels of a dash: they divide a cell's side evenly."""
+    return cell / (2 if cell < 14 else 4)
+
+
+def dash_start(cell: float) -> float:
+    """Where on its left side an outline starts, in cells: one dash then spans each corner, and
+    the outline of a small cell does not look broken."""
+    return dash_length(cell) / 2 / cell
+
+
 def box_layers(
     result: ValueAlignmentResult, role: str, index: int, cells: Cells
 ) -> list[tuple[str, str, str]]:
@@ -43,9 +54,8 @@ def box_layers(
     if not has_intervals(result, role, index):
         return [(counted, "solid", box_path(plain))]
     firm = result.boxes(threshold, role=role, significant=True).numpy()
-    # Dashes divide a side evenly and one spans each corner, or small boxes would look broken.
-    dash = cells.height / (2 if cells.height < 14 else 4)
-    start = dash / 2 / cells.height
+    dash = dash_length(cells.height)
+    start = dash_start(cells.height)
     return [
         (counted, f"{dash:g}px", box_path(plain & ~firm, start)),
         (f"{int(firm.sum())} of these hold at 5% false discovery", "solid", box_path(firm)),

@@ -61,7 +61,10 @@ def plot_contributions(result: ContributionResult) -> go.Figure:
     for number, role in enumerate(result.roles):
         top = number * (HEADING + HEIGHT + BETWEEN) + HEADING
         panel = canvas.panel(
-            LEFT, top, WIDTH, HEIGHT,
+            LEFT,
+            top,
+            WIDTH,
+            HEIGHT,
             x=_blocks(result, labels=False),
             y={"range": [low, high], "title": {"text": "share"}, "showgrid": True, "nticks": 6},
         )
@@ -73,11 +76,16 @@ def plot_contributions(result: ContributionResult) -> go.Figure:
             canvas.shapes.append(_level(panel, level, dash))
     top = len(result.roles) * (HEADING + HEIGHT + BETWEEN) + HEADING
     strip = canvas.panel(
-        LEFT, top, WIDTH, STRIP,
+        LEFT,
+        top,
+        WIDTH,
+        STRIP,
         x=_blocks(result, labels=True),
         y={"title": {"text": ""}, "showgrid": True, "nticks": 5},
     )
-    canvas.note("<b>Embedding</b>  in the stream before each block", LEFT, top - 5, yanchor="bottom")
+    canvas.note(
+        "<b>Embedding</b>  in the stream before each block", LEFT, top - 5, yanchor="bottom"
+    )
     canvas.shapes.append(_level(strip, 0.0, "solid"))
     canvas.traces += _fate(strip, result)
     canvas.layout |= {"barmode": "relative", "bargap": 0.15}

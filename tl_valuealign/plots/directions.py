@@ -5,7 +5,14 @@ import plotly.graph_objects as go
 
 from tl_valuealign.plots.canvas import WIDEST, Canvas, Look
 from tl_valuealign.plots.common import SEQUENTIAL, known, safe, share, subtitle
-from tl_valuealign.plots.grid import draw_cells, draw_gaps, fit, head_axis, layer_axis, name_gaps
+from tl_valuealign.plots.grid import (
+    draw_cells,
+    draw_zero_heads,
+    fit,
+    head_axis,
+    layer_axis,
+    name_gaps,
+)
 from tl_valuealign.plots.sources import NAMES
 from tl_valuealign.result import ValueAlignmentResult
 from tl_valuealign.shapes import typed
@@ -74,14 +81,7 @@ def draw_directions(result: ValueAlignmentResult, role: str, index: int, look: L
             texttemplate="%{z:d}" if written else None,
             textfont={"size": 10},
         )
-        words = [
-            [
-                f"<b>L{number}H{head} · {safe(role)}</b><br>its read-in matrix is zero"
-                for head in range(heads)
-            ]
-            for number in result.layers
-        ]
-        draw_gaps(canvas, panel, zero, words, behind[..., 2:], role=role)
+        draw_zero_heads(canvas, panel, zero, result.layers, role=role)
     name_gaps(canvas, "zero read-in matrix")
     canvas.layout["coloraxis"] = _scale(d_head)
     right = LEFT + columns * (across + BETWEEN) - BETWEEN

@@ -73,22 +73,36 @@ def plot_effect(
         ],
     )
     panel = canvas.panel(
-        LEFT, 8, WIDTH, HEIGHT,
+        LEFT,
+        8,
+        WIDTH,
+        HEIGHT,
         x={"title": {"text": axis.words}, "showgrid": True, "range": limits},
-        y={"title": {"text": "change of next-token loss (nats)"}, "showgrid": True,
-           "zeroline": True, "zerolinecolor": GREY},
+        y={
+            "title": {"text": "change of next-token loss (nats)"},
+            "showgrid": True,
+            "zeroline": True,
+            "zerolinecolor": GREY,
+        },
     )
     canvas.traces.append(_points(effect, x, role, axis, panel.x, panel.y))
     if axis.chance is not None:
         canvas.shapes.append(
             {
-                "type": "line", "xref": panel.x, "yref": f"{panel.y} domain",
-                "x0": axis.chance, "x1": axis.chance, "y0": 0, "y1": 1,
+                "type": "line",
+                "xref": panel.x,
+                "yref": f"{panel.y} domain",
+                "x0": axis.chance,
+                "x1": axis.chance,
+                "y0": 0,
+                "y1": 1,
                 "line": {"color": GREY, "dash": "dot", "width": 1.5},
             }
         )
         at = (axis.chance - limits[0]) / (limits[1] - limits[0]) * WIDTH
-        canvas.note(f"{axis.chance:.2f} chance", LEFT + at + 4, 10, font={"size": 11, "color": GREY})
+        canvas.note(
+            f"{axis.chance:.2f} chance", LEFT + at + 4, 10, font={"size": 11, "color": GREY}
+        )
     canvas.layout["coloraxis"] = {
         "colorscale": SEQUENTIAL,
         "cmin": min(effect.layers),

@@ -94,6 +94,12 @@ def draw_explorer_base(result: ValueAlignmentResult, role: str, look: Look) -> g
     canvas = Canvas("", [], look)
     choice = _choices(canvas, result, [role], [0], HEADING)[0]
     _traces(canvas, result, choice, [FULL])
+    for trace in canvas.traces:
+        if trace.type == "scatter":
+            trace.legend = None
+    if ("gap", FULL) not in choice.traces:
+        empty = hatching(np.zeros((1, 1), dtype=bool), choice.main)
+        canvas.traces.append(empty.update(meta={"part": f"gap {FULL}"}, hoverinfo="text"))
     canvas.shapes = shapes(result, [choice], 0)
     width, bottom = _furnish(canvas, choice)
     figure = canvas.figure(width, bottom + 10)

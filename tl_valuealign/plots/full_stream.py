@@ -24,7 +24,7 @@ from tl_valuealign.plots.common import (
 from tl_valuealign.plots.grid import (
     Cells,
     draw_cells,
-    draw_gaps,
+    draw_zero_heads,
     fit,
     head_axis,
     hover,
@@ -156,15 +156,7 @@ def _grid(
         role=role,
         gap=1 if min(cells.width, cells.height) >= 12 else 0,
     )
-    missing = ~np.isfinite(full)
-    words = [
-        [
-            f"<b>L{layer}H{head} · {safe(role)}</b><br>its read-in matrix is zero"
-            for head in range(cells.columns)
-        ]
-        for layer in result.layers
-    ]
-    draw_gaps(canvas, panel, missing, words, behind[..., 6:], role=role)
+    draw_zero_heads(canvas, panel, ~np.isfinite(full), result.layers, role=role)
     return panel
 
 

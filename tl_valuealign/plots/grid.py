@@ -12,6 +12,7 @@ from tl_valuealign.plots.common import GREY, MISSING, Array, safe, thinned
 from tl_valuealign.result import ValueAlignmentResult
 
 MIN_CELL, MAX_CELL = 6, 32
+ZERO = "its read-in matrix is zero"
 
 # Columns of the numbers behind a cell, in the order the hover template names them.
 FIELDS = ("value", "stderr", "chance", "ratio", "directions", "rank", "layer")
@@ -110,13 +111,18 @@ def draw_cells(
     template: str,
     *,
     role: str,
+    layer: int | None = None,
     first_row: float = 0.0,
     step: float = 1.0,
     text: Any = None,
     gap: int = 1,
     **options: Any,
 ) -> None:
-    """Coloured cells of one grid; row r lies at y = first_row + r. NaN cells are left empty."""
+    """Coloured cells of one grid; row r lies at y = first_row + step · r. NaN cells stay empty.
+
+    ``layer`` is that of all cells; None where rows are layers, whose number is then the last of
+    ``behind``: so a page knows which head a click means.
+    """
     canvas.traces.append(
         go.Heatmap(
             z=np.asarray(z, dtype=np.float32),
@@ -133,7 +139,7 @@ def draw_cells(
             hoverongaps=False,
             xgap=gap,
             ygap=gap,
-            meta={"role": role},
+            meta={"role": role, "layer": layer},
             showlegend=False,
             **options,
         )
@@ -144,14 +150,16 @@ def draw_gaps(
     canvas: Canvas,
     panel: Panel,
     missing: Array,
-    words: Sequence[Sequence[str]],
     behind: Array,
+    template: str,
     *,
     role: str,
+    layer: int | None = None,
     first_row: float = 0.0,
     step: float = 1.0,
+    text: Any = None,
 ) -> None:
-    """Grey, hatched cells where there is no value, each saying why when hovered."""
+    """Grey, hatched cells where there is no value, saying why when hovered."""
     if not missing.any():
         return
     canvas.traces.append(
@@ -165,15 +173,24 @@ def draw_gaps(
             yaxis=panel.y,
             colorscale=[[0, MISSING], [1, MISSING]],
             showscale=False,
-            text=[list(row) for row in words],
-            customdata=np.asarray(behind, dtype=np.float32),
-            hovertemplate="%{text}<extra></extra>",
+            text=text,
+            customdata=np.asarray(behind, dtype=np.int16),
+            hovertemplate=template,
             hoverongaps=False,
-            meta={"role": role, "missing": True},
+            meta={"role": role, "layer": layer, "missing": True},
             showlegend=False,
         )
     )
     canvas.traces.append(hatching(missing, panel, first_row, step))
+
+
+def draw_zero_heads(
+    canvas: Canvas, panel: Panel, missing: Array, layers: Sequence[int], *, role: str
+) -> None:
+    """Gaps of a grid of layers by heads: heads whose matrix is zero."""
+    layer = np.broadcast_to(np.array(layers)[:, None, None], (*missing.shape, 1))
+    template = f"<b>L%{{customdata[0]}}H%{{x}} · {safe(role)}</b><br>{ZERO}<extra></extra>"
+    draw_gaps(canvas, panel, missing, layer, template, role=role)
 
 
 def hatching(missing: Array, panel: Panel, first_row: float = 0.0, step: float = 1.0) -> go.Scatter:

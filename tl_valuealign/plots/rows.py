@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from tl_valuealign.errors import InputError
 from tl_valuealign.plots.canvas import WIDEST, Canvas, Panel
 from tl_valuealign.plots.common import GREY, Array, safe, source_words, thinned
-from tl_valuealign.plots.grid import Cells, draw_cells, draw_gaps, fit, head_axis
+from tl_valuealign.plots.grid import ZERO, Cells, draw_cells, draw_gaps, fit, head_axis
 from tl_valuealign.result import FULL, ValueAlignmentResult
 
 LEFT, BETWEEN, HEADING, UNDER = 92, 26, 38, 54
@@ -152,39 +153,41 @@ def _group(
     cells: Cells,
 ) -> None:
     z, behind = values(row, group.sources)
-    layer = result.layers[row]
-    names = [safe(source_words(source)) for source in group.sources]
     missing = ~np.isfinite(z)
+    layer = result.layers[row]
+    place: dict[str, Any] = {
+        "role": role,
+        "layer": layer,
+        "first_row": group.first,
+        "step": group.step,
+    }
+    # Outputs of one kind differ by their block's number alone, far shorter than words.
+    wrote = np.array([block(source) for source in group.sources], dtype=np.float64)
+    number = np.broadcast_to(wrote[:, None, None], (*z.shape, 1))
+    if group.title:
+        words, text = f"{safe(group.title)} %{{customdata[{behind.shape[-1]}]}}", None
+    else:
+        words = "%{text}"
+        text = [[safe(source_words(source))] * z.shape[1] for source in group.sources]
     if not missing.all():
         draw_cells(
             canvas,
             panel,
             z,
-            behind,
-            template("%{text}"),
-            role=role,
-            first_row=group.first,
-            step=group.step,
-            text=[[name] * z.shape[1] for name in names],
+            np.concatenate([behind, number], axis=-1),
+            template(words),
+            text=text,
             gap=1 if min(cells.width, cells.height) >= 12 else 0,
+            **place,
         )
-    zero = result.role(role).n_directions[0, row].numpy() == 0
-    words = [
-        [
-            f"<b>L{layer}H{head} · {safe(role)} · {name}</b><br>"
-            + (
-                "its read-in matrix is zero"
-                if zero[head] and block(source) < layer
-                else f"not upstream of block {layer}"
-            )
-            for head in range(z.shape[1])
-        ]
-        for source, name in zip(group.sources, names, strict=True)
-    ]
-    where = np.full((*z.shape, 1), layer)
-    draw_gaps(
-        canvas, panel, missing, words, where, role=role, first_row=group.first, step=group.step
-    )
+    zero = (result.role(role).n_directions[0, row].numpy() == 0)[None] & (wrote < layer)[:, None]
+    words = words.replace(f"[{behind.shape[-1]}]", "[0]")
+    for gaps, reason in (
+        (missing & ~zero, f"not upstream of block {layer}"),
+        (missing & zero, ZERO),
+    ):
+        told = f"<b>L{layer}H%{{x}} · {safe(role)} · {words}</b><br>{reason}<extra></extra>"
+        draw_gaps(canvas, panel, gaps, number, told, text=text, **place)
 
 
 def _axis(found: list[Group], length: float, cell: float, *, labels: bool) -> dict[str, object]:
