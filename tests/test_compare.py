@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+import zoo
 from fakes import fake_result
 
 import tl_valuealign as va
@@ -209,3 +210,15 @@ def test_labels_are_shown_as_they_are():
     figure = va.compare({name: measured(0), "b": measured(1)}).figure
     seen = str(figure.to_dict())
     assert "<b>x</b>" not in seen and "&lt;b&gt;x&lt;/b&gt; %&#123;y} &#36;a&#36;" in seen
+
+
+@pytest.mark.bridge
+def test_merged_text_is_another_text_however_it_was_merged():
+    model, one, other = zoo.bridge("llama"), zoo.ids(seed=1), zoo.ids(seed=2)
+    first, second = (va.analyze_value_alignment(model, ids, progress=False) for ids in (one, other))
+    hashes = {r.provenance["text_hash"] for r in (first.merge(second), second.merge(first))}
+    assert len(hashes) == 1 and not hashes & {first.provenance["text_hash"]}
+    merged = first.merge(second).provenance
+    assert merged["n_tokens_read"] == merged["n_tokens"] == one.numel() + other.numel()
+    with pytest.raises(va.InputError, match="differ in text"):
+        va.compare({"merged": first.merge(second), "first": first})

@@ -250,7 +250,8 @@ class ModelView:
             first = ["hook_attn_out"]
         else:
             first = [name for name in MIXER_HOOKS if self.hook(layer, name) in self.hooks][:1]
-        candidates = [*first, "hook_mlp_out"]
+        # HookedTransformer lists the MLP's hook also where there is no MLP to fire it.
+        candidates = first if getattr(self.cfg, "attn_only", False) else [*first, "hook_mlp_out"]
         return [self.hook(layer, n) for n in candidates if self.hook(layer, n) in self.hooks]
 
     @property

@@ -6,6 +6,8 @@ on and how well it predicts. It is read from the package alone and never from th
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import torch
 from tl_valuealign.errors import ModelError
 
 POCKET_FOLDER = Path(__file__).parent / "pocket_model"
-POCKET_SHA256 = "0"
+POCKET_SHA256 = "cad3cb30233d81e84ff8dc87391389e2100d9b11d3b7b27ea6cc8c4885bc7446"
 _NEEDED = "the bundled model needs transformer_lens >= 3.6 and transformers >= 5 (NanoChat)"
 
 
@@ -59,7 +61,9 @@ def load_nanochat(
         from transformers import NanoChatForCausalLM, PreTrainedTokenizerFast
     except ImportError as error:
         raise ModelError(f"{_NEEDED}; found {_versions()}") from error
-    model = NanoChatForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+    with _no_progress_bar():
+        model = NanoChatForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    model.eval()
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     return build_bridge_from_module(
         model,
@@ -68,6 +72,20 @@ def load_nanochat(
         tokenizer=tokenizer,
         model_name=name or folder.resolve().name,
     )
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Loading takes milliseconds; transformers would draw a bar for it."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _verify(weights: Path, expected: str) -> None:

@@ -24,9 +24,8 @@ from tl_valuealign.plots.rows import layer_rows
 from tl_valuealign.plots.sources import draw_sources
 from tl_valuealign.result import FULL, ValueAlignmentResult
 
-WIDE, NARROW = Look(bare=True), Look(bare=True, narrow=True)
+WIDE, NARROW = Look(bare=True, page=1160), Look(bare=True, narrow=True)
 PLAIN = Look()
-STEPS, MISSING = 65534, 65535  # 16-bit fractions: off by at most 8e-6
 
 
 @dataclass(frozen=True)
@@ -210,19 +209,27 @@ def _packed(result: ValueAlignmentResult, role: str, intervals: bool) -> dict[st
         "heads": values.numerical_rank.shape[1],
         "d_head": values.singular_values.shape[-1],
         "alignment": _fractions(alignment),
-        "stderr": _fractions(stderr / scale) if intervals else None,
+        "stderr": _fractions(stderr / scale, np.uint8) if intervals else None,
         "stderrScale": scale,
         "chance": _array(values.chance.numpy().astype(np.float32)),
         "directions": _array(values.n_directions.numpy().astype(np.uint16)),
         "rank": _array(values.numerical_rank.numpy().astype(np.uint16)),
         "boxes": _array(np.stack(boxes).astype(np.uint8)),
-        "spectrum": _array(values.singular_values.numpy().astype(np.float32)),
+        "spectrum": _fractions(_relative(values.singular_values.numpy())),
     }
 
 
-def _fractions(values: common.Array) -> dict[str, str]:
-    near = np.clip(np.rint(np.nan_to_num(values) * STEPS), 0, STEPS)
-    return _array(np.where(np.isfinite(values), near, MISSING).astype(np.uint16))
+def _relative(spectrum: common.Array) -> common.Array:
+    """Singular values with the largest of each head as 1; zero heads stay zero."""
+    first = spectrum[..., :1]
+    return spectrum / np.where(first > 0, first, 1.0)
+
+
+def _fractions(values: common.Array, kind: Any = np.uint16) -> dict[str, str]:
+    """Numbers from 0 to 1 in even steps (16 bits: off by at most 8e-6); the top code is NaN."""
+    top = np.iinfo(kind).max
+    near = np.clip(np.rint(np.nan_to_num(values) * (top - 1)), 0, top - 1)
+    return _array(np.where(np.isfinite(values), near, top).astype(kind))
 
 
 def _array(values: Any) -> dict[str, str]:

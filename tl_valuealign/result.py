@@ -1,5 +1,6 @@
 """The frozen result of ``analyze_value_alignment`` and everything a reader asks of it."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -399,9 +400,13 @@ class ValueAlignmentResult:
             moments = self.moments + other.moments
         text = {
             "text": [*self.provenance["text"], *other.provenance["text"]],
+            "text_hash": _hash_of_both(self.provenance["text_hash"], other.provenance["text_hash"]),
             "n_tokens": sums.n_tokens,
             "n_sequences": sums.n_sequences,
+            "zero_norm_tokens": sums.zero_norm_tokens()[:, 0].to(torch.int64).tolist(),
         }
+        for count in ("n_tokens_read", "n_items_split_into_windows", "n_bos_prepended"):
+            text[count] = self.provenance[count] + other.provenance[count]
         return assemble(
             spectra,
             sums,
@@ -414,6 +419,11 @@ class ValueAlignmentResult:
             extremes=extremes,
             moments=moments,
         )
+
+
+def _hash_of_both(mine: str, theirs: str) -> str:
+    """The same for either order of merging, as the figures are."""
+    return hashlib.sha256("".join(sorted((mine, theirs))).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

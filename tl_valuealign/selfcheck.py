@@ -115,7 +115,7 @@ def _relative(difference: Tensor, reference: Tensor) -> float:
     """Largest over tokens of ‖difference‖ / ‖reference‖; 0 where both vanish."""
     size = torch.linalg.vector_norm(reference, dim=-1, dtype=torch.float64)
     error = torch.linalg.vector_norm(difference, dim=-1, dtype=torch.float64)
-    ratio = torch.where(error > 0, error / size, 0.0)
+    ratio = torch.where(error == 0, 0.0, error / size)
     return float(ratio.max()) if bool(ratio.isfinite().all()) else float("inf")
 
 
@@ -182,7 +182,7 @@ def _past_is_fixed(
     # The median, because a mixture of experts may send single tokens elsewhere on a rounding.
     size = torch.linalg.vector_norm(hooked, dim=-1, dtype=torch.float64)
     error = torch.linalg.vector_norm(stopped[0, :half] - hooked, dim=-1, dtype=torch.float64)
-    middle = float(torch.where(error > 0, error / size, 0.0).median())
+    middle = float(torch.where(error == 0, 0.0, error / size).median())
     if not middle <= tolerance:
         raise SelfCheckError(
             f"block {last}: the stream that stop_at_layer returns is {middle:.2g} away from "
@@ -263,7 +263,7 @@ def _head_errors(
 def _largest_head_error(rest: Tensor, actual: Tensor) -> float:
     error = torch.linalg.vector_norm(rest, dim=-1, dtype=torch.float64).amax(0)
     size = torch.linalg.vector_norm(actual, dim=-1, dtype=torch.float64).amax(0)
-    ratio = torch.where(error > 0, error / size, 0.0)
+    ratio = torch.where(error == 0, 0.0, error / size)
     return float(ratio.max()) if bool(ratio.isfinite().all()) else float("inf")
 
 

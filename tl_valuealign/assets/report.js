@@ -27,18 +27,17 @@ for (const [name, role] of Object.entries(DATA.roles)) {
   }
 }
 const LAYERS = DATA.layers;
-const MISSING = 65535;
+const TOP = { u1: 255, u2: 65535 };
+const fraction = (code, top) => code === top ? NaN : code / (top - 1);
 
 /* Alignment is [threshold, source, layer, head], the full stream being the last source. */
 function at(role, t, s, l, h) {
   const R = ROLES[role];
   const cell = (t * LAYERS.length + l) * R.heads + h;
   const place = ((t * DATA.sources.length + s) * LAYERS.length + l) * R.heads + h;
-  const raw = R.alignment[place];
-  const error = R.stderr ? R.stderr[place] : MISSING;
   return {
-    value: raw === MISSING ? NaN : raw / 65534,
-    stderr: error === MISSING ? NaN : error / 65534 * R.stderrScale,
+    value: fraction(R.alignment[place], TOP.u2),
+    stderr: R.stderr ? fraction(R.stderr[place], TOP.u1) * R.stderrScale : NaN,
     chance: R.chance[cell],
     directions: R.directions[cell],
     box: R.boxes[cell],
@@ -233,7 +232,8 @@ function exploredData() {
 function exploredLayout(wide) {
   const { role, view, t } = state, base = DATA.explorer[role];
   const layout = copy(wide ? base.wide : base.narrow);
-  const scale = DATA.scales[t][view];
+  const scale = copy(DATA.scales[t][view]);
+  if (!wide) scale.colorbar.ticktext = scale.colorbar.ticktext.map((words) => words.replace(" <b>", "<br><b>"));
   layout.coloraxis = { ...layout.coloraxis, ...scale,
     colorbar: { ...layout.coloraxis.colorbar, ...scale.colorbar } };
   Object.assign(layout.xaxis2, DATA.levels[view]);
@@ -337,7 +337,7 @@ const chartLayout = (extra) => ({
   legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
   ...extra,
 });
-const axis = (extra) => ({ gridcolor: COLOUR.faint, zeroline: false, automargin: true, fixedrange: true, ...extra });
+const axis = (extra) => ({ tickfont: { size: 11 }, gridcolor: COLOUR.faint, zeroline: false, automargin: true, fixedrange: true, ...extra });
 const QUIET = { displaylogo: false, displayModeBar: false };
 
 function kindOf(s) {
@@ -354,7 +354,7 @@ function drawSources(role, l, head, t) {
   const symbols = { full: "diamond", embed: "star", attention: "circle", mlp: "square" };
   const trace = {
     type: "scatter", mode: "markers", x: rows.map((c) => c.value), y: rows.map((_, i) => i),
-    error_x: { type: "data", array: rows.map((c) => Number.isFinite(c.stderr) ? c.stderr : 0), thickness: 1.5, width: 3 },
+    error_x: { type: "data", array: rows.map((c) => Number.isFinite(c.stderr) ? c.stderr : 0), thickness: 1.5, width: 3, color: COLOUR.grey },
     marker: { size: 10, color: rows.map((c) => COLOUR[kindOf(c.s)]), symbol: rows.map((c) => symbols[kindOf(c.s)]) },
     customdata: rows.map((c) => [DATA.words[c.s], spread(c.stderr), c.value / c.chance]),
     hovertemplate: "<b>%{customdata[0]}</b><br>alignment %{x:.3f}%{customdata[1]}<br>%{customdata[2]:.2f} × chance<extra></extra>",
@@ -365,7 +365,7 @@ function drawSources(role, l, head, t) {
   const room = Math.max((high - low) * .08, .01);
   Plotly.react(element, [trace], chartLayout({
     height: 70 + 22 * rows.length,
-    xaxis: axis({ title: { text: "alignment (± standard error)" }, range: [low - room, high + room] }),
+    xaxis: axis({ title: { text: "alignment ± standard error" }, range: [low - room, high + room] }),
     yaxis: axis({ tickvals: trace.y, ticktext: rows.map((c) => DATA.words[c.s]), range: [rows.length - .4, -.6], showgrid: true }),
     shapes: [{ type: "line", x0: chance, x1: chance, yref: "paper", y0: 0, y1: 1, line: { color: COLOUR.grey, dash: "dot", width: 2 } }],
     annotations: [{ x: chance, y: 1, yref: "paper", yanchor: "bottom", text: `chance ${number(chance, 2)}`, showarrow: false, font: { size: 11 } }],
@@ -375,7 +375,7 @@ function drawSources(role, l, head, t) {
 
 function drawSpectrum(role, l, head) {
   const R = ROLES[role], d = R.d_head, start = (l * R.heads + head) * d;
-  const s = Array.from(R.spectrum.subarray(start, start + d));
+  const s = Array.from(R.spectrum.subarray(start, start + d), (code) => fraction(code, TOP.u2));
   const total = s.reduce((a, v) => a + v * v, 0);
   let sum = 0;
   const cumulative = s.map((v) => { sum += v * v; return total ? sum / total : 0; });
@@ -383,7 +383,7 @@ function drawSpectrum(role, l, head) {
   const marks = DATA.thresholds.map((_, t) => ({ t, k: at(role, t, FULL, l, head).directions })).filter((m) => m.k > 0)
     .slice(0, 4);
   Plotly.react($("head-spectrum"), [
-    { type: "bar", x, y: s.map((v) => s[0] ? v / s[0] : 0), name: "singular value, first = 1", marker: { color: COLOUR.full }, opacity: .55,
+    { type: "bar", x, y: s, name: "singular value, first = 1", marker: { color: COLOUR.full }, opacity: .55,
       hovertemplate: "direction %{x}<br>%{y:.3f} of the largest<extra></extra>" },
     { type: "scatter", mode: "lines", x, y: cumulative, name: "share of squares so far", line: { color: COLOUR.embed, width: 2 },
       hovertemplate: "%{x} directions carry %{y:.1%}<extra></extra>" },

@@ -42,10 +42,11 @@ class Panel:
 @dataclass(frozen=True)
 class Look:
     """How a figure is set. ``narrow``: one grid across, for a phone. ``bare``: without title and
-    subtitle, for a page that writes them itself."""
+    subtitle, for a page that writes them itself. ``page``: pixels that grids may spread over."""
 
     narrow: bool = False
     bare: bool = False
+    page: int = WIDEST
 
 
 @dataclass
@@ -160,6 +161,9 @@ class Canvas:
         figure.update_layout(self.layout)
         if self._bar is not None:
             figure.update_coloraxes(colorbar=self._colour_bar())
+            if self.look.narrow:
+                bar = figure.layout.coloraxis.colorbar
+                bar.ticktext = [text.replace(" <b>", "<br><b>") for text in bar.ticktext or ()]
         return figure
 
     def _colour_bar(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import numpy as np
 import plotly.graph_objects as go
 
-from tl_valuealign.plots.canvas import WIDEST, Canvas, Look
+from tl_valuealign.plots.canvas import Canvas, Look
 from tl_valuealign.plots.common import SEQUENTIAL, known, safe, share, subtitle
 from tl_valuealign.plots.grid import (
     draw_cells,
@@ -45,9 +45,9 @@ def draw_directions(result: ValueAlignmentResult, role: str, index: int, look: L
         look,
     )
     layers, heads = rank.shape
-    cells = fit(layers, heads, 300 if look.narrow else 400, 500)
+    cells = fit(layers, heads, 288 if look.narrow else 400, 500)
     across = max(cells.width, -(-NARROWEST // heads)) * heads + 2
-    columns = 1 if look.narrow or LEFT + 2 * across + 150 > WIDEST else 2
+    columns = 1 if look.narrow or LEFT + 2 * across + 150 > look.page else 2
     block = HEADING + cells.down + UNDER
     written = cells.height >= 13 and (across - 2) // heads >= ROOM_FOR_DIGITS
     part = share(result.thresholds[index])

@@ -150,7 +150,7 @@ def _choices(
 ) -> list[Choice]:
     layers = len(result.layers)
     most = max(values.numerical_rank.shape[1] for values in result.roles.values())
-    widest, edge = (240, 62) if canvas.look.narrow else (WIDEST_GRID, RIGHT_PROFILE)
+    widest, edge = (210, 54) if canvas.look.narrow else (WIDEST_GRID, RIGHT_PROFILE)
     base = fit(layers, most, widest, TALLEST_GRID)
     across = max(base.width, -(-min(NARROWEST_GRID, widest) // most)) * most
     found = []

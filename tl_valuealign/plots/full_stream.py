@@ -4,7 +4,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tl_valuealign.plots.boxes import draw_boxes, has_intervals, interval_note
-from tl_valuealign.plots.canvas import WIDEST, Canvas, Look, Panel
+from tl_valuealign.plots.canvas import Canvas, Look, Panel
 from tl_valuealign.plots.common import (
     EMBED,
     FULL_STREAM,
@@ -65,7 +65,7 @@ def draw_full_stream(
     roles = list(result.roles)
     cells = {role: _cells(result, role) for role in roles}
     widest = max(cell.across for cell in cells.values())
-    fitting = max(1, min(len(roles), (WIDEST - LEFT - 110) // (widest + BETWEEN)))
+    fitting = max(1, min(len(roles), (look.page - LEFT - 110) // (widest + BETWEEN)))
     columns = 1 if look.narrow else fitting
     down = cells[roles[0]].down
     block = HEADING + down + UNDER_GRID + STRIP + UNDER_STRIP

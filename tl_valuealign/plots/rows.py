@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tl_valuealign.errors import InputError
-from tl_valuealign.plots.canvas import WIDEST, Canvas, Panel
+from tl_valuealign.plots.canvas import Canvas, Panel
 from tl_valuealign.plots.common import GREY, Array, safe, source_words, thinned
 from tl_valuealign.plots.grid import ZERO, Cells, draw_cells, draw_gaps, fit, head_axis
 from tl_valuealign.result import FULL, ValueAlignmentResult
@@ -110,7 +110,7 @@ def draw_rows(
     found = groups(kinds, cells.height)
     length = found[-1].bottom
     down = round(length * cells.height) + 2
-    fitting = max(1, min(3, len(rows), (WIDEST - LEFT - 110) // (cells.across + BETWEEN)))
+    fitting = max(1, min(3, len(rows), (canvas.look.page - LEFT - 110) // (cells.across + BETWEEN)))
     columns = 1 if canvas.look.narrow else fitting
     row_height = HEADING + down + UNDER
     means = [summary(row) for row in rows]
