@@ -37,7 +37,7 @@ def main(out: Path) -> None:
     result = va.analyze_value_alignment(load_smollm2(), max_tokens=2048)
     print(result.summary())
     result.save(out / "result.safetensors", overwrite=True)
-    for name, figure in va.plots.post_figures(result).items():
+    for name, figure in va.post_figures(result).items():
         figure.write_html(out / f"{name}.html", include_plotlyjs="directory")
     va.write_report(result, out / "report.html", overwrite=True)
     print(f"figures and report.html are in {out.resolve()}")

@@ -1,4 +1,4 @@
-"""Does it matter? What a substitution must not change, what it must, and that it leaves no trace."""
+"""Does it matter? What a substitution must and must not change, and that it leaves no trace."""
 
 import numpy as np
 import pytest

@@ -20,7 +20,7 @@ def claims(result, contributions=None):
 
 
 def with_embedding(result, change):
-    """The same result with the embedding's alignment in V changed by a function of [τ, la, head]."""
+    """The same result with V's embedding alignment [threshold, layer, head] changed."""
     values = result.V
     by_source = values.by_source.clone()
     by_source[:, 0] = change(values.by_source[:, 0])
@@ -82,8 +82,9 @@ def test_luck_is_one_over_the_number_of_streams():
     generator = torch.Generator().manual_seed(0)
     by_source = result.V.by_source.clone()
     alike = torch.rand(by_source.shape, generator=generator, dtype=torch.float64)
-    values = dataclasses.replace(result.V, by_source=torch.where(by_source.isnan(), by_source, alike))
-    row = claims(dataclasses.replace(result, roles={"V": values})).loc["embedding over attention, V"]
+    alike = torch.where(by_source.isnan(), by_source, alike)
+    values = dataclasses.replace(result.V, by_source=alike)
+    row = claims(dataclasses.replace(result, roles={"V": values})).loc[ROWS[0]]
     expected = sum(40 / (n + 1) for n in range(1, 12))
     assert row["chance"] == pytest.approx(expected)
     assert abs(row["heads"] - expected) < 4 * expected**0.5
@@ -117,7 +118,8 @@ def test_few_sequences_withhold_intervals_in_a_plain_word():
         assert np.isnan(table.loc[name, "low"]) and np.isnan(table.loc[name, "high"])
         assert "Intervals withheld: 5 sequences, fewer than 8." in table.loc[name, "words"]
         assert table["clear"].isna()[name]
-    assert table.loc["concentrated spectra, V", "low"] == table.loc["concentrated spectra, V", "effect"]
+    exact = table.loc["concentrated spectra, V"]
+    assert exact["low"] == exact["effect"] == exact["high"]
 
 
 @pytest.mark.parametrize(

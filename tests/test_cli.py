@@ -34,7 +34,7 @@ def test_analyze_writes_result_report_and_figures(run, tmp_path):
     assert result.provenance["model_class"] == "TransformerBridge"
     assert "<html" in (tmp_path / "report.html").read_text()
     pages = {page.stem for page in (tmp_path / "figures").glob("*.html")}
-    assert pages == set(va.plots.post_figures(result))
+    assert pages == set(va.post_figures(result))
     assert (tmp_path / "figures" / "plotly.min.js").is_file()
 
 

@@ -46,7 +46,7 @@ def test_planted_tokens_come_first():
     row = table.iloc[0]
     assert row["singular_value"] == pytest.approx(3, rel=1e-5)
     assert row["share"] == pytest.approx(1)
-    ends = {row["positive"][0]: row["positive_cosine"][0], row["negative"][0]: row["negative_cosine"][0]}
+    ends = {row[end][0]: row[f"{end}_cosine"][0] for end in ("positive", "negative")}
     assert abs(ends[str(TOKEN)]) == pytest.approx(1, abs=1e-5)
 
 
@@ -190,7 +190,7 @@ def test_a_common_first_token_takes_one_place():
         for head in range(2):
             table = va.top_tokens(result, layer, head)
             for _, rows in table.groupby("end"):
-                assert (rows["before"] == "").sum() == len(rows[rows["before"] == ""]["id"].unique())
+                assert not rows[rows["before"] == ""]["id"].duplicated().any()
 
 
 def test_merged_runs_have_the_extremes_of_one_run_and_survive_storage(tmp_path):
@@ -221,7 +221,8 @@ def test_memory_does_not_grow_with_the_text():
 
 
 def test_a_text_shorter_than_the_list_leaves_it_short():
-    result = va.analyze_value_alignment(zoo.bridge("llama"), torch.tensor([[5, 6, 7]]), progress=False)
+    ids = torch.tensor([[5, 6, 7]])
+    result = va.analyze_value_alignment(zoo.bridge("llama"), ids, progress=False)
     table = va.top_tokens(result, LAYER, HEAD)
     assert sorted(table[table["end"] == "largest"]["id"]) == [5, 6, 7]
 

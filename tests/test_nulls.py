@@ -8,14 +8,16 @@ from typeguard import TypeCheckError
 
 import tl_valuealign as va
 from tl_valuealign.chance import chance_alignment, random_matrix_directions
-from tl_valuealign.nulls import Reservoir, RoleNull, Sampled
+from tl_valuealign.nulls import RoleNull
+from tl_valuealign.sampled import Reservoir, Sampled
 from tl_valuealign.tokens import Batch
 
 D = 24
 
 
 def subspaces(count, width, generator):
-    return torch.linalg.qr(torch.randn(count, D, width, generator=generator, dtype=torch.float64))[0]
+    drawn = torch.randn(count, D, width, generator=generator, dtype=torch.float64)
+    return torch.linalg.qr(drawn)[0]
 
 
 @pytest.mark.parametrize("metric", ["norm", "energy", "pooled"])

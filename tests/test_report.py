@@ -12,8 +12,7 @@ import pytest
 from fakes import fake_result
 from typeguard import TypeCheckError
 
-from tl_valuealign import DependencyError, InputError, StorageError
-from tl_valuealign import report_images
+from tl_valuealign import DependencyError, InputError, StorageError, report_images
 from tl_valuealign.report import write_report
 from tl_valuealign.report_data import script_safe
 from tl_valuealign.report_text import table
@@ -118,6 +117,15 @@ def test_the_verdict_table_comes_first_where_there_is_one(tmp_path, monkeypatch)
     page = report_of(result, tmp_path)
     assert page.text.index("V <b>prefers</b> it") < page.text.index("averaged over all heads")
     assert "✗ no" in page.text and "0.250" in page.text
+
+
+def test_each_statement_has_its_verdict_in_words(full_size):
+    result, path = full_size
+    page = Page(path.read_text(encoding="utf-8"))
+    for row in result.claims().to_dict("records"):
+        assert " ".join(row["words"].split()) in page.text
+    badges = [attrs["class"] for tag, attrs in page.elements if "badge" in attrs.get("class", "")]
+    assert len(badges) == 5 and set(badges) <= {f"badge {k}" for k in ("yes", "part", "no", "none")}
 
 
 def test_packed_numbers_are_the_result_s(full_size):

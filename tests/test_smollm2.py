@@ -9,6 +9,7 @@ import torch
 from agreement import assert_agrees
 
 import tl_valuealign as va
+from tl_valuealign.passages import PASSAGES
 
 pytestmark = [pytest.mark.real, pytest.mark.bridge]
 
@@ -24,7 +25,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def result(model):
-    text = model.tokenizer(" ".join(va.passages.PASSAGES))["input_ids"]
+    text = model.tokenizer(" ".join(PASSAGES))["input_ids"]
     ids = torch.tensor(text[: 4 * 96]).reshape(4, 96)
     return va.analyze_value_alignment(model, ids, progress=False)
 

@@ -18,8 +18,19 @@ from tl_valuealign.errors import (
 )
 from tl_valuealign.identity import IdentityResult, token_identity
 from tl_valuealign.nulls import NullResult, null_alignment
+from tl_valuealign.plots import (
+    plot_directions,
+    plot_explorer,
+    plot_full_stream,
+    plot_norms,
+    plot_projected_norms,
+    plot_sources,
+    post_figures,
+)
 from tl_valuealign.plots.contributions import plot_contributions
 from tl_valuealign.plots.effect import plot_effect
+from tl_valuealign.pocket import pocket_model
+from tl_valuealign.report import write_report
 from tl_valuealign.result import Checks, RoleResult, ValueAlignmentResult
 from tl_valuealign.storage import load
 
@@ -49,8 +60,17 @@ __all__ = [
     "load",
     "null_alignment",
     "plot_contributions",
+    "plot_directions",
     "plot_effect",
+    "plot_explorer",
+    "plot_full_stream",
+    "plot_norms",
+    "plot_projected_norms",
+    "plot_sources",
+    "pocket_model",
+    "post_figures",
     "substitute_input",
     "token_identity",
     "top_tokens",
+    "write_report",
 ]

@@ -84,6 +84,13 @@ def heads(name: str, given: Any, n_heads: int) -> tuple[int, ...] | None:
     return tuple(sorted({int(item) for item in items}))
 
 
+def measured(role: str, roles: Iterable[str]) -> str:
+    """``role`` if it is one of a result's ``roles``."""
+    if role not in roles:
+        raise InputError(f"role {role!r} is not in this result, which has {', '.join(roles)}")
+    return role
+
+
 def device(name: str, given: Any, default: torch.device) -> torch.device:
     """A device that holds tensors on this machine."""
     if given is None:

@@ -1,4 +1,4 @@
-"""The verdict: the post's five statements, each with where it holds, how much, and chance beside it."""
+"""The verdict: the post's five statements, where each holds, how much, and chance beside it."""
 
 from dataclasses import asdict, dataclass
 
@@ -195,16 +195,17 @@ def _over_full(result: ValueAlignmentResult) -> Claim:
         spread = torch.tensor(torch.nan)
     effect = float(lead.mean())
     doubt = float(half_width(spread, float(effective.min())))
-    embed, full, chance = (
-        float(part[asked].mean()) for part in (values.by_source[0, 0], values.full[0], values.chance[0])
-    )
+    known = (values.by_source[:, 0], values.full, values.chance)
+    embed, full, chance = (float(part[0][asked].mean()) for part in known)
     words = (
         f"In {int(holds.sum())} of {len(lead)} V heads the embedding aligns more than the full "
         f"stream, by {effect:+.3f} on average{_limits(effect, doubt)}. Embedding "
         f"{_beside_chance(embed / chance)}; full stream {_beside_chance(full / chance)}."
     )
     if embed / chance <= AT_CHANCE and effect > 0:
-        words += " So these heads avoid what the stream is made of, more than they seek the embedding."
+        words += (
+            " So these heads avoid what the stream is made of, more than they seek the embedding."
+        )
     return Claim(
         claim,
         STATEMENTS[claim],
@@ -275,7 +276,8 @@ def _negligible(result: ValueAlignmentResult, contributions: ContributionResult 
         f"In {int(holds.sum())} of {len(holds)} V heads the embedding alone gives a smaller value "
         f"than any attention output alone; its squared norm is {ratio:.2g} of the whole value's. "
     )
-    effect, doubt, measure = ratio, float("nan"), "squared norm of the embedding's value over the whole"
+    effect, doubt = ratio, float("nan")
+    measure = "squared norm of the embedding's value over the whole"
     if contributions is not None and "V" in contributions.roles:
         share = contributions.V[0]
         later = torch.tensor([layer > min(contributions.layers) for layer in contributions.layers])

@@ -154,10 +154,10 @@ def _prepare(out: Path, files: tuple[Path, ...], *, overwrite: bool) -> None:
 
 def _write_figures(result: ValueAlignmentResult, folder: Path) -> None:
     """Every figure of the post as a page of its own; they share one plotly.min.js."""
-    from tl_valuealign import plots
+    from tl_valuealign import post_figures
 
     folder.mkdir(exist_ok=True)
-    for name, figure in plots.post_figures(result).items():
+    for name, figure in post_figures(result).items():
         figure.write_html(folder / f"{name}.html", include_plotlyjs="directory")
 
 

@@ -15,11 +15,11 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from tl_valuealign import arguments
 from tl_valuealign.errors import InputError
-from tl_valuealign.intervals import RatioSums
-from tl_valuealign.parts import HeadReader, head_readers
+from tl_valuealign.parts import head_readers
 from tl_valuealign.result import ValueAlignmentResult
-from tl_valuealign.session import Session, open_session
+from tl_valuealign.session import open_session
 from tl_valuealign.shapes import (
     COMPONENTS,
     PerHead,
@@ -28,8 +28,8 @@ from tl_valuealign.shapes import (
     PerSourceHead,
     check_fields,
 )
+from tl_valuealign.shares import ShareMeter
 from tl_valuealign.streams import MIXER, StreamPlan
-from tl_valuealign.tokens import Batch
 
 BIAS = "bias"
 
@@ -95,9 +95,7 @@ class ContributionResult:
 
     def role(self, name: str) -> RoleShares:
         """One role's shares. Raises ``InputError`` naming the roles that were measured."""
-        if name not in self.roles:
-            raise InputError(f"role {name!r} is not in this result, which has {', '.join(self.roles)}")
-        return self.roles[name]
+        return self.roles[arguments.measured(name, self.roles)]
 
     @property
     def Q(self) -> PerSourceHead:
@@ -208,151 +206,55 @@ def contribution_shares(
     )
     with opened as session:
         plan = StreamPlan(session.view, (*COMPONENTS, MIXER), session.layers)
-        meter = _Meter(session, plan, head_readers(session))
+        meter = ShareMeter(session, plan, head_readers(session))
         for batch in session.batches():
             meter.add(batch)
     session.require_tokens(meter.n_tokens)
     facts = session.model_facts() | session.text_facts(meter.n_tokens, meter.n_sequences)
-    return meter.finish(facts)
+    return _result(meter, facts)
 
 
-class _Meter:
-    """Sums over sequences of ⟨v_s, v⟩ and ⟨v, v⟩; memory does not grow with the text."""
-
-    def __init__(
-        self, session: Session, plan: StreamPlan, readers: dict[str, dict[int, HeadReader]]
-    ) -> None:
-        self.session, self.plan, self.readers = session, plan, readers
-        self.shares = {role: [RatioSums() for _ in plan.layers] for role in readers}
-        self.cosine = [RatioSums() for _ in plan.layers]
-        self.pull = RatioSums()
-        self.kept = RatioSums()
-        self.n_tokens = self.n_sequences = 0
-
-    def add(self, batch: Batch) -> None:
-        counts = batch.keep.sum(1)
-        rows = [n for n in counts.tolist() if n]
-        self.n_tokens += sum(rows)
-        self.n_sequences += len(rows)
-        if not rows:
-            return
-        sources, full = self._streams(batch)
-        self._embedding(sources, full, rows)
-        for place, stream in enumerate(full):
-            layer = self.plan.layers[place]
-            scale = self.session.verified.norms[layer].scale(stream)
-            upstream = sources[self.plan.upstream[:, place].to(sources.device)]
-            for role, readers in self.readers.items():
-                self._add_role(role, place, readers[layer], upstream, stream / scale, scale, rows)
-
-    def _add_role(
-        self,
-        role: str,
-        place: int,
-        reader: HeadReader,
-        upstream: Tensor,
-        normed: Tensor,
-        scale: Tensor,
-        rows: list[int],
-    ) -> None:
-        matrices, bias = reader.matrices().to(normed), reader.bias.to(normed)
-        written = self.plan.upstream[:, place]
-        shape = (len(rows), len(written) + 1, len(matrices))
-        products = torch.zeros(shape, dtype=torch.float64)
-        squares = torch.zeros(len(rows), 1, len(matrices), dtype=torch.float64)
-        # One sequence at a time: A v is d_model numbers for every head and token.
-        for number, part in enumerate(_split(rows)):
-            vectors = torch.einsum("td,hdk->thk", normed[part], matrices) + bias
-            back = torch.einsum("thk,hdk->tdh", vectors, matrices) / scale[part, :, None]
-            shared = upstream[:, part].flatten(1) @ back.flatten(0, 1)
-            products[number, :-1][written] = shared.double().cpu()
-            products[number, -1] = torch.einsum("thk,hk->h", vectors, bias).double().cpu()
-            squares[number, 0] = vectors.double().square().sum((0, 2)).cpu()
-        self.shares[role][place].add(products, squares)
-
-    def _streams(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
-        """x̄ of kept tokens, upcast: sources [source, token, d_model], full [token, d_model]s."""
-        norm = next(iter(self.session.verified.norms.values()))
-        dtype, place = self.session.view.compute_dtype, self.session.place
-        keep = batch.keep.to(place)
-        found: list[Tensor | None] = [None] * len(self.plan.labels)
-        full: list[Tensor] = []
-        for number, activation, _ in self.plan.read(batch):
-            stream = norm.centre(activation.to(place)[keep].to(dtype))
-            if number == len(found):
-                full.append(stream)
-            else:
-                found[number] = stream
-        return torch.stack([stream for stream in found if stream is not None]), full
-
-    def _embedding(self, sources: Tensor, full: list[Tensor], rows: list[int]) -> None:
-        embed = sources[0]
-        counts = torch.tensor(rows, dtype=torch.float64)
-        squared = embed.double().square().sum(-1)
-        usable = squared > 0
-        pulls = torch.einsum("std,td->ts", sources.double(), embed.double()) / squared[:, None]
-        keeps = torch.stack([(x.double() * embed).sum(-1) for x in full], 1) / squared[:, None]
-        for total, values in ((self.pull, pulls), (self.kept, keeps)):
-            values = torch.where(usable[:, None], values, 0.0).cpu()
-            summed = torch.stack([values[part].sum(0) for part in _split(rows)])
-            counted = torch.stack([usable[part].sum() for part in _split(rows)]).cpu()
-            total.add(summed, counted.double()[:, None])
-        for total, stream in zip(self.cosine, full, strict=True):
-            rest = (stream - embed).double()
-            cosine = torch.nn.functional.cosine_similarity(rest, embed.double(), dim=-1).cpu()
-            # Before anything is written the rest is rounding, and has no direction.
-            size = rest.norm() / stream.double().norm()
-            enough = float(size) > 1e-6
-            summed = torch.stack([cosine[part].sum() for part in _split(rows)])
-            total.add(summed[:, None], counts[:, None] * enough)
-
-    def finish(self, facts: dict[str, Any]) -> ContributionResult:
-        roles = {}
-        for role, totals in self.shares.items():
-            heads = self.session.view.n_heads(role)
-            empty = torch.full((len(self.plan.labels) + 1, heads), torch.nan).double()
-            parts = {
-                key: [getattr(total, key)() if total.n_sequences else empty for total in totals]
-                for key in ("ratio", "stderr", "half_width")
-            }
-            squared = [
-                total.denominator()[0] / self.n_tokens if total.n_sequences else empty[0]
-                for total in totals
-            ]
-            errors = [self.readers[role][layer].rebuild_error for layer in self.plan.layers]
-            roles[role] = RoleShares(
-                share=torch.stack(parts["ratio"], 1),
-                stderr=torch.stack(parts["stderr"], 1),
-                half_width=torch.stack(parts["half_width"], 1),
-                sq_norm=torch.stack(squared),
-                rebuild_error=torch.tensor(errors, dtype=torch.float64),
-            )
-        missing = torch.full((1,), torch.nan).double()
-        cosine = {
-            key: torch.cat(
-                [getattr(total, key)() if total.n_sequences else missing for total in self.cosine]
-            )
+def _result(meter: ShareMeter, facts: dict[str, Any]) -> ContributionResult:
+    roles = {}
+    for role, totals in meter.shares.items():
+        heads = meter.session.view.n_heads(role)
+        empty = torch.full((len(meter.plan.labels) + 1, heads), torch.nan).double()
+        parts = {
+            key: [getattr(total, key)() if total.n_sequences else empty for total in totals]
             for key in ("ratio", "stderr", "half_width")
         }
-        return ContributionResult(
-            roles=roles,
-            sources=(*self.plan.labels, BIAS),
-            layers=self.plan.layers,
-            embedding=EmbeddingFate(
-                rest_cosine=cosine["ratio"],
-                rest_cosine_stderr=cosine["stderr"],
-                rest_cosine_half_width=cosine["half_width"],
-                kept=self.kept.ratio(),
-                kept_stderr=self.kept.stderr(),
-                pull=self.pull.ratio(),
-                pull_stderr=self.pull.stderr(),
-            ),
-            n_sequences=self.n_sequences,
-            provenance=facts,
+        squared = [
+            total.denominator()[0] / meter.n_tokens if total.n_sequences else empty[0]
+            for total in totals
+        ]
+        errors = [meter.readers[role][layer].rebuild_error for layer in meter.plan.layers]
+        roles[role] = RoleShares(
+            share=torch.stack(parts["ratio"], 1),
+            stderr=torch.stack(parts["stderr"], 1),
+            half_width=torch.stack(parts["half_width"], 1),
+            sq_norm=torch.stack(squared),
+            rebuild_error=torch.tensor(errors, dtype=torch.float64),
         )
-
-
-def _split(rows: list[int]) -> list[slice]:
-    """Places of every sequence's tokens among the kept ones."""
-    ends = torch.tensor(rows).cumsum(0).tolist()
-    return [slice(end - n, end) for n, end in zip(rows, ends, strict=True)]
+    missing = torch.full((1,), torch.nan).double()
+    cosine = {
+        key: torch.cat(
+            [getattr(total, key)() if total.n_sequences else missing for total in meter.cosine]
+        )
+        for key in ("ratio", "stderr", "half_width")
+    }
+    return ContributionResult(
+        roles=roles,
+        sources=(*meter.plan.labels, BIAS),
+        layers=meter.plan.layers,
+        embedding=EmbeddingFate(
+            rest_cosine=cosine["ratio"],
+            rest_cosine_stderr=cosine["stderr"],
+            rest_cosine_half_width=cosine["half_width"],
+            kept=meter.kept.ratio(),
+            kept_stderr=meter.kept.stderr(),
+            pull=meter.pull.ratio(),
+            pull_stderr=meter.pull.stderr(),
+        ),
+        n_sequences=meter.n_sequences,
+        provenance=facts,
+    )

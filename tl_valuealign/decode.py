@@ -91,7 +91,7 @@ def decode_directions(
         unit, ids = _unit_embeddings(view, verified, ids)
         total = values.square().sum()
         if not float(total) > 0:
-            raise ModelError(f"L{layer}H{head}, role {role}: the matrix is zero; it looks for nothing")
+            raise ModelError(f"L{layer}H{head}, role {role}: a zero matrix looks for nothing")
         rows = []
         for block in _blocks(values, n_directions, closeness):
             inside = slice(block.first, block.last + 1)

@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from tl_valuealign import arguments
 from tl_valuealign.adapter import HEAD_HOOKS
 from tl_valuealign.errors import InputError
 from tl_valuealign.parts import as_heads
@@ -59,9 +60,7 @@ class IdentityResult:
 
     def role(self, name: str) -> RoleIdentity:
         """One role. Raises ``InputError`` naming the roles that were measured."""
-        if name not in self.roles:
-            raise InputError(f"role {name!r} is not in this result, which has {', '.join(self.roles)}")
-        return self.roles[name]
+        return self.roles[arguments.measured(name, self.roles)]
 
     @property
     def Q(self) -> PerHead:

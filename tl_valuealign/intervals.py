@@ -65,7 +65,7 @@ class RatioSums:
 
     def __init__(self) -> None:
         self.n_sequences = 0
-        self._a: Tensor | None = None
+        self._sums: list[Tensor] = []
 
     def add(self, a: Tensor, b: Tensor) -> None:
         """Add sequences; those whose b is zero everywhere do not count as sequences."""
@@ -74,28 +74,29 @@ class RatioSums:
         a, b = a[counted], b[counted]
         self.n_sequences += len(b)
         parts = [a.sum(0), a.square().sum(0), (a * b).sum(0), b.sum(0), b.square().sum(0)]
-        if self._a is None:
-            self._a, self._aa, self._ab, self._b, self._bb = parts
-            return
-        for total, part in zip((self._a, self._aa, self._ab, self._b, self._bb), parts, strict=True):
-            total += part
+        if self._sums:
+            parts = [total + part for total, part in zip(self._sums, parts, strict=True)]
+        self._sums = parts
 
     def ratio(self) -> Tensor:
-        """The figure; NaN where Σb is zero."""
-        if self._a is None:
+        """The figure; NaN where Σb is zero. Raises ``InputError`` if nothing was added."""
+        if not self._sums:
             raise InputError("no sequence was read")
-        return torch.where(self._b != 0, self._a / self._b, torch.nan)
+        a, b = self._sums[0], self.denominator()
+        return torch.where(b != 0, a / b, torch.nan)
 
     def denominator(self) -> Tensor:
         """Σb."""
-        return self._b
+        return self._sums[3]
 
     def stderr(self) -> Tensor:
         """Its standard error; NaN with fewer than ``MIN_SEQUENCES`` sequences."""
         ratio = self.ratio()
-        error = ratio_stderr(self._a, self._aa, self._ab, self._b, self._bb, self.n_sequences)
+        a, aa, ab, b, bb = self._sums
+        error = ratio_stderr(a, aa, ab, b, bb, self.n_sequences)
         return torch.where(ratio.isnan(), torch.nan, error)
 
     def half_width(self, level: float = 0.95) -> Tensor:
         """Half of the interval that covers the truth in ``level`` of texts."""
-        return half_width(self.stderr(), effective_sequences(self._b, self._bb), level)
+        effective = effective_sequences(self._sums[3], self._sums[4])
+        return half_width(self.stderr(), effective, level)

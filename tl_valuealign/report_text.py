@@ -39,8 +39,36 @@ looks for that output; at chance, it treats it like any other direction; below, 
 def found(result: ValueAlignmentResult) -> str:
     """Verdict table first, then the averages behind it."""
     claims = getattr(result, "claims", None)
-    verdict = table(claims(), "The post’s statements, one by one") if claims is not None else ""
-    return verdict + _averages(result) + _boxes(result)
+    return (_verdict(claims()) if claims else "") + _averages(result) + _boxes(result)
+
+
+def _verdict(claims: pd.DataFrame) -> str:
+    """The post's statements in words, the numbers behind them folded away."""
+    numbers = table(claims, "The post’s statements, one by one")
+    if not {"statement", "verdict", "words"} <= set(claims.columns):
+        return numbers
+    items = "".join(
+        f"<li><p><b>{escape(_capital(str(row['statement'])))}</b> "
+        f"<span class='badge {_tone(str(row['verdict']))}'>{escape(str(row['verdict']))}</span></p>"
+        f"<p>{escape(str(row['words']))}</p></li>"
+        for row in claims.to_dict("records")
+    )
+    numbers = table(claims.drop(columns=["words", "claim"], errors="ignore"), "The same in numbers")
+    return (
+        "<p>The post’s five statements, asked of this model:</p>"
+        f"<ol class='verdict'>{items}</ol>"
+        f"<details><summary>The same in numbers</summary>{numbers}</details>"
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _tone(verdict: str) -> str:
+    if verdict == "holds":
+        return "yes"
+    return {"holds": "part", "fails": "no"}.get(verdict.partition(" ")[0], "none")
 
 
 def table(frame: pd.DataFrame, caption: str) -> str:

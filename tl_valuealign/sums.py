@@ -112,7 +112,7 @@ class Sums:
         return difference, spread * self.bootstrap_factor
 
     def excess_replicates(self, role: str, metric: str) -> Tensor:
-        """Full stream minus embedding of every resampled text, [replicate, threshold, layer, head]."""
+        """Full − embedding of every resampled text, [replicate, threshold, layer, head]."""
         m = METRICS.index(metric)
         weights = self.replicate_denominators[:, m, :, None, :, None]
         replicates = self.roles[role].replicates[:, m] / weights

@@ -165,7 +165,7 @@ def _fate(strip: Panel, result: ContributionResult) -> list[go.Scatter]:
     width = fate.rest_cosine_half_width.numpy()
     lines = (
         ("cosine with the rest of the stream", fate.rest_cosine.numpy(), FULL_STREAM, "solid"),
-        ("how much of it is left", fate.kept.numpy(), EMBED, "dash"),
+        ("how much of it there is (1: as written)", fate.kept.numpy(), EMBED, "dash"),
     )
     return [
         go.Scatter(

@@ -12,7 +12,7 @@ from tl_valuealign.errors import InputError
 from tl_valuealign.identity import IdentityResult
 from tl_valuealign.intervals import withheld
 from tl_valuealign.plots.canvas import Canvas
-from tl_valuealign.plots.common import GREY, SEQUENTIAL, Array, known, safe, source_words
+from tl_valuealign.plots.common import GREY, SEQUENTIAL, Array, known, safe, source_words, thinned
 from tl_valuealign.result import ValueAlignmentResult
 from tl_valuealign.shapes import typed
 
@@ -103,11 +103,13 @@ def plot_effect(
         canvas.note(
             f"{axis.chance:.2f} chance", LEFT + at + 4, 10, font={"size": 11, "color": GREY}
         )
+    first, last = min(effect.layers), max(effect.layers)
+    shown = [first + at for at in thinned(last - first + 1, HEIGHT / (last - first + 1), 24)]
     canvas.layout["coloraxis"] = {
         "colorscale": SEQUENTIAL,
-        "cmin": min(effect.layers),
-        "cmax": max(max(effect.layers), min(effect.layers) + 1),
-        "colorbar": {"title": {"text": "layer"}, "tickformat": "d"},
+        "cmin": first,
+        "cmax": max(last, first + 1),
+        "colorbar": {"title": {"text": "layer"}, "tickvals": shown, "ticktext": list(map(str, shown))},
     }
     width = canvas.colour_bar(LEFT + WIDTH + 20, 8, HEIGHT)
     return canvas.figure(width, 8 + HEIGHT + UNDER)
