@@ -2,7 +2,7 @@
 
     python docs/draw_images.py [CHECKPOINTS]
 
-CHECKPOINTS is the folder that examples/train_pocket.py --checkpoints wrote; without it compare.png
+CHECKPOINTS is the folder that examples/train_pocket.py --checkpoints wrote; without it compare.webp
 is left as it is.
 """
 
@@ -37,4 +37,4 @@ if len(sys.argv) > 1:
             results[f"step {step:,}"] = va.analyze_value_alignment(model, progress=False)
     figures["compare"] = va.compare(results, relative=True).figure
 for name, figure in figures.items():
-    figure.update_layout(paper_bgcolor="white").write_image(IMAGES / f"{name}.png", scale=1.25)
+    figure.update_layout(paper_bgcolor="white").write_image(IMAGES / f"{name}.webp", scale=1.25)

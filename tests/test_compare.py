@@ -1,11 +1,16 @@
 """Models and checkpoints side by side: the table's numbers, what is refused, what is drawn."""
 
+import shutil
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+import torch
 import zoo
 from fakes import fake_result
 
@@ -222,3 +227,28 @@ def test_merged_text_is_another_text_however_it_was_merged():
     assert merged["n_tokens_read"] == merged["n_tokens"] == one.numel() + other.numel()
     with pytest.raises(va.InputError, match="differ in text"):
         va.compare({"merged": first.merge(second), "first": first})
+
+
+@pytest.mark.bridge
+@pytest.mark.slow
+def test_the_checkpoints_of_a_training_run(tmp_path):
+    """The example, on the bundled weights and on fresh ones as step 0."""
+    from transformers import NanoChatConfig, NanoChatForCausalLM
+
+    from tl_valuealign.pocket import POCKET_FOLDER
+
+    for step in ("step_000000", "step_002000"):
+        shutil.copytree(POCKET_FOLDER, tmp_path / "checkpoints" / step)
+    config = NanoChatConfig.from_pretrained(POCKET_FOLDER)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        NanoChatForCausalLM(config).save_pretrained(tmp_path / "checkpoints" / "step_000000")
+    example = Path(__file__).parent.parent / "examples" / "compare_checkpoints.py"
+    done = subprocess.run(
+        [sys.executable, example, "checkpoints"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    table = [line.split() for line in done.stdout.splitlines() if "step" in line]
+    start = next(row for row in table if row[:3] == ["V", "step", "0"])
+    assert start[3:6] == ["1.00", "1.00", "1.00"]
+    assert (tmp_path / "comparison.html").stat().st_size > 1e6

@@ -114,7 +114,7 @@ def test_an_old_transformer_lens_is_told_which_version_is_needed(monkeypatch):
         pocket_model()
 
 
-@pytest.mark.bridge
+@pytest.mark.any_bridge
 def test_loads_with_no_network(monkeypatch):
     def refuse(*_):
         raise AssertionError("a connection was attempted")
@@ -126,7 +126,7 @@ def test_loads_with_no_network(monkeypatch):
     assert not model.training
 
 
-@pytest.mark.bridge
+@pytest.mark.any_bridge
 def test_bridge_predicts_what_the_plain_model_predicts(bridge):
     from transformers import NanoChatForCausalLM
 
@@ -136,7 +136,7 @@ def test_bridge_predicts_what_the_plain_model_predicts(bridge):
         torch.testing.assert_close(bridge(ids), plain(ids).logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.bridge
+@pytest.mark.any_bridge
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_dtype_is_what_was_asked_for(dtype):
     model = pocket_model(dtype)
@@ -144,7 +144,7 @@ def test_dtype_is_what_was_asked_for(dtype):
     assert model.cfg.dtype == dtype
 
 
-@pytest.mark.bridge
+@pytest.mark.any_bridge
 def test_tokenizer_comes_with_it_and_loses_nothing(bridge):
     for text in (CODE, PROSE, "  naïve 漢字 नाव\t\r\n x"):
         ids = bridge.tokenizer(text)["input_ids"]
@@ -161,7 +161,7 @@ def greedy(model, prompt: str, length: int) -> str:
     return model.tokenizer.decode(ids[0, 1:])[len(prompt) :]
 
 
-@pytest.mark.bridge
+@pytest.mark.any_bridge
 def test_greedy_continuation_is_deterministic_and_knows_python(bridge):
     prompt = "    if value is not"
     torch.manual_seed(1)
@@ -171,18 +171,24 @@ def test_greedy_continuation_is_deterministic_and_knows_python(bridge):
     assert first.startswith(" None")
 
 
-@pytest.mark.bridge
-def test_loading_is_quiet_and_changes_no_global_state(capfd):
+@pytest.mark.any_bridge
+@pytest.mark.parametrize("shown", [True, False])
+def test_loading_is_quiet_and_changes_no_global_state(capfd, shown):
     from transformers.utils import logging
 
-    before = torch.get_rng_state(), torch.get_default_dtype(), logging.is_progress_bar_enabled()
-    pocket_model()
-    after = torch.get_rng_state(), torch.get_default_dtype(), logging.is_progress_bar_enabled()
-    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+    was_shown = logging.is_progress_bar_enabled()
+    (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
+    try:
+        random, dtype = torch.get_rng_state(), torch.get_default_dtype()
+        pocket_model()
+        assert logging.is_progress_bar_enabled() == shown
+    finally:
+        (logging.enable_progress_bar if was_shown else logging.disable_progress_bar)()
+    assert torch.equal(random, torch.get_rng_state()) and torch.get_default_dtype() == dtype
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.bridge
+@pytest.mark.any_bridge
 @pytest.mark.parametrize("text", [CODE, PROSE], ids=["code", "prose"])
 def test_predicts_unseen_text_far_better_than_chance_and_bigram(bridge, script, text):
     ids = bridge.to_tokens(text)
@@ -199,7 +205,7 @@ def test_predicts_unseen_text_far_better_than_chance_and_bigram(bridge, script, 
     assert bits < 0.55 * math.log2(bridge.cfg.d_vocab) * len(tokens) / size
 
 
-@pytest.mark.bridge
+@pytest.mark.any_bridge
 def test_bigram_probabilities_sum_to_one(script, monkeypatch):
     monkeypatch.setattr(script, "VOCAB", 5)
     train = [[1, 2, 1, 3], [1, 2]]
@@ -217,7 +223,7 @@ def test_bigram_probabilities_sum_to_one(script, monkeypatch):
     assert 2 ** -(script.bigram_bits(train, [[1, 2]], 1) - first) == pytest.approx(expected)
 
 
-@pytest.mark.bridge
+@pytest.mark.any_bridge
 def test_model_bits_agree_with_the_models_own_loss(script, monkeypatch):
     torch.manual_seed(0)
     model = script.new_model().eval()
@@ -232,7 +238,7 @@ def test_model_bits_agree_with_the_models_own_loss(script, monkeypatch):
     assert script.model_bits(model, ids, 10) == pytest.approx(nats / math.log(2) / 10, rel=1e-5)
 
 
-@pytest.mark.bridge
+@pytest.mark.any_bridge
 def test_training_rows_read_every_token_once_a_pass(script, monkeypatch):
     monkeypatch.setattr(script, "CONTEXT", 4)
     monkeypatch.setattr(script, "BATCH", 1)
@@ -247,7 +253,7 @@ def test_training_rows_read_every_token_once_a_pass(script, monkeypatch):
     assert torch.equal(seen, torch.cat([next(again) for _ in range(24)]))
 
 
-@pytest.mark.bridge
+@pytest.mark.any_bridge
 @pytest.mark.slow
 def test_split_keeps_the_files_of_one_family_together(script):
     documents = script.read_corpus()
@@ -261,7 +267,7 @@ def test_split_keeps_the_files_of_one_family_together(script):
         assert any(d.kind == kind and script.is_held_out(d) for d in documents)
 
 
-@pytest.mark.bridge
+@pytest.mark.any_bridge
 def test_rate_rises_stays_and_falls(script):
     rates = [script.rate(step, 1000) for step in range(1000)]
     assert rates[0] == pytest.approx(1 / 30) and max(rates) == 1.0

@@ -146,6 +146,14 @@ def test_not_a_number_in_a_stream(alter):
     check(zoo.bridge("llama"), match="block 2.* within inf")
 
 
+def test_a_model_that_computes_no_numbers():
+    hf = zoo.build("llama")
+    with torch.no_grad():
+        hf.model.layers[0].mlp.down_proj.weight[3, 5] = torch.inf
+    message = check(zoo.bridge("llama", hf=hf), match="block 0: the stream has NaN or infinite")
+    assert "bfloat16" in message
+
+
 # Read-in matrices --------------------------------------------------------------------------------
 
 

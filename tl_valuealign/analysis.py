@@ -161,8 +161,10 @@ def analyze_value_alignment(
             held = CachedStreams(view, cache, data, attention_mask, plan.names, share)
             held.verify(plan.last)
         for batch in session.batches():
-            engine.start_batch(batch)
             cached = None if held is None else held.take(batch)
+            if not bool(batch.keep.any()):  # rows of one token, and position 0 is left out
+                continue
+            engine.start_batch(batch)
             for stream, activations, readers in plan.read(batch, cached):
                 engine.add(stream, activations, readers)
         distributed.add_up(engine.additive())

@@ -101,7 +101,7 @@ def captured(
     if not bool(inside.any()):
         raise InputError("basis: it spans nothing that a head can see; every column is zero")
     forms = UpperRows(d_model).forms(
-        [getattr(moments, metric)], left[None], inside.to(torch.float64)[None, None]
+        [(getattr(moments, metric), 1)], left[None], inside.to(torch.float64)[None, None]
     )[0][:, 0, 0]
     sources = len(result.sources)
     total = result.sums.denominators[0, METRICS.index(metric)]

@@ -73,8 +73,8 @@ def decode_directions(
         by what the head writes for the strongest token of that end, through this direction alone.
 
     Raises:
-        InputError: an argument is out of range. ModelError, SelfCheckError: as
-        ``analyze_value_alignment``.
+        InputError: an argument is out of range.
+        ModelError, SelfCheckError: as ``analyze_value_alignment``.
     """
     view = ModelView(model)
     arguments.choices("role", (role,), ROLES)

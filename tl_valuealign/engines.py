@@ -20,43 +20,50 @@ REPLICATES = 200
 
 
 class PackedBlock:
-    """All roles' directions of one block side by side: one matrix product reads them all.
+    """All roles' directions of one block one under another: one matrix product reads them all.
 
-    ``rows`` [Σ directions, d_model]: of each head only as many as its largest threshold needs,
-    unless ``projecting``. Squared projections times ``gather`` [Σ directions, cell] give, per
-    token, the captured squared norm of every (role, threshold, head), then, where ``projecting``,
-    ‖x̄ A‖² of every (role, head).
+    ``rows`` [Σ directions, d_model], of each head only as many as its largest threshold needs
+    unless ``everything`` is wanted. ``segments`` numbers, for every row, what it adds to: thresholds
+    stand ``rising``, and (role, threshold, head) holds the directions that this threshold has and
+    the one before has not; with ``everything`` the rest counts as one more threshold. ``squares``
+    and ``heads``: each row's squared singular value, and its head counted over all roles.
     """
 
     def __init__(
         self,
         roles: Sequence[HeadDirections],
+        rising: Sequence[Tensor],
         *,
-        projecting: bool,
+        everything: bool,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.shapes = [tuple(role.n_directions.shape) for role in roles]
-        self.zero = [role.n_directions.cpu() == 0 for role in roles]
-        rows, captured, projected = [], [], []
-        for role in roles:
-            heads, _, width = role.directions.shape
-            rank = torch.arange(width, device=role.n_directions.device)
-            inside = (rank < role.n_directions[..., None]).double()
-            needed = torch.ones_like(inside[0]) if projecting else inside.amax(0)
-            needed = needed.flatten().bool()
-            rows.append(role.directions.mT.flatten(0, 1)[needed])
-            own = torch.eye(heads, device=rank.device, dtype=torch.float64)
-            captured.append(torch.einsum("thk,hg->hktg", inside, own).flatten(2).flatten(0, 1))
-            projected.append(
-                torch.einsum("hk,hg->hkg", role.singular_values.square(), own).flatten(0, 1)
-            )
-            captured[-1], projected[-1] = captured[-1][needed], projected[-1][needed]
-        gather = torch.block_diag(*captured)
-        if projecting:
-            gather = torch.cat([gather, torch.block_diag(*projected)], dim=1)
-        self.rows = torch.cat(rows).to(dtype=dtype, device=device)
-        self.gather = gather.to(dtype=dtype, device=device)
+        found = []
+        n_segments = n_heads = 0
+        for role, order in zip(roles, rising, strict=True):
+            steps, heads = len(order) + everything, len(role.directions)
+            k = role.n_directions.cpu()[order, :, None]
+            passed = (torch.arange(role.directions.shape[-1]) >= k).sum(0)
+            head = torch.arange(heads)[:, None].expand_as(passed)
+            wanted = passed < steps
+            segment = (passed * heads + head)[wanted]
+            place = segment.argsort(stable=True)
+            rows = role.directions.cpu().mT[wanted][place]
+            squares = role.singular_values.cpu().square()[wanted][place]
+            found.append((rows, segment[place] + n_segments, squares, head[wanted][place] + n_heads))
+            n_segments, n_heads = n_segments + steps * heads, n_heads + heads
+        rows, segments, squares, of_head = (torch.cat(part) for part in zip(*found, strict=True))
+        self.rows = rows.to(dtype=dtype, device=device)
+        self.segments, self.n_segments = segments.to(device), n_segments
+        self.squares, self.heads, self.n_heads = squares, of_head, n_heads
+
+    def project(self, x: Tensor, out: Tensor, scratch: Tensor) -> Tensor:
+        """Squared projections [row, token] of x [token, d_model], in ``scratch``; their sums over
+        segments in ``out`` [segment, token]."""
+        squared = scratch[: len(self.rows) * len(x)].view(len(self.rows), len(x))
+        torch.mm(self.rows, x.T, out=squared).square_()
+        out.zero_().index_add_(0, self.segments, squared)
+        return squared
 
 
 class TokenEngine:
@@ -83,29 +90,36 @@ class TokenEngine:
         watch: ExtremeTracker | None = None,
     ) -> None:
         self.blocks, self.roles, self.moments, self.watch = blocks, roles, moments, watch
+        counts = [torch.stack([head.n_directions.cpu() for head in role]).sum((0, 2))
+                  for role in zip(*blocks, strict=True)]
+        rising = [count.argsort(stable=True) for count in counts]
+        everything = moments is None
         self.packs = [
-            PackedBlock(block, projecting=moments is None, dtype=dtype, device=device)
+            PackedBlock(block, rising, everything=everything, dtype=dtype, device=device)
             for block in blocks
         ]
         self.centred, self.dtype, self.device = centred, dtype, device
         self.home = sums_device(device)
         self.streams = StreamSums(n_sources + 1, len(blocks), device)
-        self.n_cells = sum(t * h for t, h in self.packs[0].shapes)
-        width = self.packs[0].gather.shape[1]
+        self.steps = [len(order) + everything for order in rising]
+        self.heads = [len(head.directions) for head in blocks[0]]
+        self.cells = _callers_order(rising, self.steps, self.heads)
         size = (n_sources + 1, len(blocks))
+        segments = self.packs[0].n_segments
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=self.home)
 
-        # Cells of all roles stand side by side, as the columns of ``gather``.
-        self.alignment = zeros(3, len(METRICS), *size, self.n_cells)
-        self.projected = zeros(*size, width - self.n_cells)
-        self.replicates = zeros(2, len(METRICS), REPLICATES, len(blocks), self.n_cells).float()
+        self.alignment = zeros(3, len(METRICS), *size, segments)
+        self.projected = zeros(*size, self.packs[0].n_heads)
+        self.replicates = zeros(2, len(METRICS), REPLICATES, len(blocks), segments).float()
         self.replicate_denominators = zeros(2, len(METRICS), REPLICATES, len(blocks))
         self.chunk = CHUNK_TOKENS.get(device.type, CHUNK_TOKENS_ELSEWHERE)
         widest = max(len(pack.rows) for pack in self.packs)
         self.scratch = torch.empty(self.chunk * widest, dtype=dtype, device=device)
-        self.cells = torch.empty(self.chunk, len(blocks), width, dtype=dtype, device=device)
+        self.shares = torch.empty(
+            len(blocks) * segments * self.chunk, dtype=dtype, device=device
+        )
 
     @property
     def n_tokens(self) -> int:
@@ -136,13 +150,12 @@ class TokenEngine:
             self.moments.add(stream, flat, norms, unit, blocks[0] if full else 0)
         pair = 1 if full else 0 if stream == 0 else None
         sums = self._project(stream, unit, norms, blocks, pair)
-        totals = self.alignment[:, :, stream]
-        places = list(blocks)
-        totals[0][:, places] += sums.sum(1)
-        totals[1][:, places] += sums.square().sum(1)
-        totals[2][:, places] += (sums * per_row[:, :, None, None]).sum(1)
+        totals, places = self.alignment[:, :, stream], list(blocks)
+        totals[0][:, places] += sums.sum(-1)
+        totals[1][:, places] += sums.square().sum(-1)
+        totals[2][:, places] += (sums * per_row[:, None, None]).sum(-1)
         if pair is not None:
-            drawn = torch.einsum("rs,msbc->mrbc", self.weights, sums)
+            drawn = torch.einsum("rs,mbcs->mrbc", self.weights, sums)
             self.replicates[pair][:, :, places] += drawn.float()
             where = places if full else slice(None)
             drawn = (per_row @ self.weights.T)[:, :, None]
@@ -151,36 +164,46 @@ class TokenEngine:
     def _project(
         self, stream: int, unit: Tensor, norms: Tensor, blocks: Sequence[int], pair: int | None
     ) -> Tensor:
-        """Σ_t of the captured share of every sequence, [metric, sequence, block, cell].
+        """Σ_t of the captured share of every sequence, [metric, block, segment, sequence].
 
         A chunk of tokens meets all blocks before the next is read.
         """
-        n_rows = len(self.members[0])
-        shape = (len(METRICS), n_rows, len(blocks), self.n_cells)
+        n_segments, n_rows = self.alignment.shape[-1], len(self.members[0])
+        shape = (len(METRICS), len(blocks), n_segments, n_rows)
         sums = torch.zeros(shape, dtype=torch.float64, device=self.home)
         largest = norms.max().clamp(min=torch.finfo(norms.dtype).tiny)
         scale = largest.to(torch.float64).square().to(self.home)
         chunks = zip(unit.split(self.chunk), norms.split(self.chunk), self.members, strict=True)
         for chunk, (rows, sizes, members) in enumerate(chunks):
-            cells = self.cells[: len(rows), : len(blocks)]
+            size = len(blocks) * n_segments * len(rows)
+            shares = self.shares[:size].view(len(blocks), n_segments, len(rows))
+            relative = (sizes / largest).square().to(self.dtype)
             for number, block in enumerate(blocks):
                 pack = self.packs[block]
-                width = len(pack.rows)
-                squared = self.scratch[: len(rows) * width].view(len(rows), width)
-                torch.mm(rows, pack.rows.T, out=squared)
-                torch.mm(squared.square_(), pack.gather, out=cells[:, number])
-                if self.watch is not None and pair is not None:
-                    start, shares = chunk * self.chunk, cells[:, number, : self.n_cells]
-                    self.watch.offer(pair, block, start, shares)
-            captured, projected = cells[..., : self.n_cells], cells[..., self.n_cells :]
-            relative = (sizes / largest).square().to(self.dtype)
-            sums[0] += torch.einsum("st,tbc->sbc", members, captured.sqrt()).to(sums)
-            sums[1] += torch.einsum("st,tbc->sbc", members, captured).to(sums)
-            sums[2] += torch.einsum("st,tbc->sbc", members * relative, captured).to(sums) * scale
-            if self.moments is None:
-                squares = torch.einsum("t,tbh->bh", relative, projected)
-                self.projected[stream, list(blocks)] += squares.to(sums) * scale
+                squared = pack.project(rows, shares[number], self.scratch)
+                if self.moments is None:
+                    each = (squared @ relative).cpu().to(torch.float64) * pack.squares
+                    own = torch.zeros(pack.n_heads, dtype=torch.float64)
+                    own.index_add_(0, pack.heads, each)
+                    self.projected[stream, block] += own.to(self.home) * scale
+            self._accumulate(shares)
+            if self.watch is not None and pair is not None:
+                for number, block in enumerate(blocks):
+                    seen = shares[number][self.cells].T
+                    self.watch.offer(pair, block, chunk * self.chunk, seen)
+            sums[1] += (shares @ members.T).to(sums)
+            sums[2] += (shares @ (members * relative).T).to(sums) * scale
+            sums[0] += (shares.sqrt_() @ members.T).to(sums)
         return sums
+
+    def _accumulate(self, shares: Tensor) -> None:
+        """Turn what each threshold adds into what it holds, in place."""
+        first = 0
+        for steps, heads in zip(self.steps, self.heads, strict=True):
+            role = shares[:, first : first + steps * heads].unflatten(1, (steps, heads))
+            for step in range(1, steps):
+                role[:, step] += role[:, step - 1]
+            first += steps * heads
 
     def additive(self) -> list[Tensor]:
         """Every running sum: what processes add up."""
@@ -194,27 +217,37 @@ class TokenEngine:
         squares = {}
         if self.moments is not None:
             squares = self.moments.ask(self.blocks, self.roles, upstream, captured=False)
+        thresholds = len(self.blocks[0][0].n_directions)
+        sizes = [thresholds * heads for heads in self.heads]
+        alignments = self.alignment[..., self.cells].cpu().split(sizes, dim=-1)
+        replicates = self.replicates[..., self.cells].cpu().split(sizes, dim=-1)
+        projections = self.projected.cpu().split(self.heads, dim=-1)
         roles = {}
-        cell = head = 0
         for number, name in enumerate(self.roles):
-            t, heads = self.packs[0].shapes[number]
-            mine = slice(cell, cell + t * heads)
-            alignment = self.alignment[..., mine].cpu().unflatten(-1, (t, heads))
-            alignment = alignment.permute(0, 1, 4, 2, 3, 5).contiguous()
+            shape = (thresholds, self.heads[number])
+            alignment = alignments[number].unflatten(-1, shape).movedim(-2, 2).contiguous()
+            drawn = replicates[number].unflatten(-1, shape).movedim(-2, 3).contiguous()
+            zero = torch.stack([block[number].n_directions.cpu() == 0 for block in self.blocks])
             alignment[..., ~present, :] = torch.nan
-            for block, pack in enumerate(self.packs):
-                zero = pack.zero[number][:, None].expand(-1, len(present), -1)
-                alignment[:, :, :, :, block][:, :, zero] = torch.nan
-            replicates = self.replicates[..., mine].cpu().unflatten(-1, (t, heads))
+            alignment.masked_fill_(zero.transpose(0, 1)[:, None], torch.nan)
+            projected = projections[number].clone()
+            projected[~present] = torch.nan
             if name in squares:
                 projected = squares[name][1]
-            else:
-                projected = self.projected[..., head : head + heads].cpu().clone()
-                projected[~present] = torch.nan
-            replicates = replicates.permute(0, 1, 2, 4, 3, 5).contiguous()
-            roles[name] = RoleSums(alignment, projected, replicates)
-            cell, head = cell + t * heads, head + heads
+            roles[name] = RoleSums(alignment, projected, drawn)
         return self.streams.finish(roles, self.replicate_denominators)
+
+
+def _callers_order(
+    rising: Sequence[Tensor], steps: Sequence[int], heads: Sequence[int]
+) -> Tensor:
+    """Segment of every (role, threshold, head) with the thresholds as the caller has them."""
+    cells, first = [], 0
+    for order, count, width in zip(rising, steps, heads, strict=True):
+        place = order.argsort()[:, None] * width + torch.arange(width)
+        cells.append(place.flatten() + first)
+        first += count * width
+    return torch.cat(cells)
 
 
 def bootstrap_weights(seed: int) -> Tensor:

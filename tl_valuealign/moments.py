@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tl_valuealign.kept import (
     UNKNOWN_REPLICATES,
@@ -133,23 +134,23 @@ class MomentSums:
         in all of them where not ``captured``. Sources stand in the order of being written, so a
         layer reads the first so many.
         """
+        kinds = self.kinds if captured else ("pooled",)
         found: dict[str, tuple[Tensor, Tensor]] = {}
         for place, block in enumerate(blocks):
             count = int(upstream[:, place].sum())
             streams = [*range(count), self.n_sources]
+            forms = self._forms(kinds, place, count, block, captured)
+            first = 0
             for role, head in zip(roles, block, strict=True):
                 if role not in found:
                     found[role] = _unknown(head, self.n_sources + 1, upstream.shape[1])
                 alignment, projected = found[role]
-                squared = head.singular_values.square()[None]
-                projected[streams, place] = self._forms(("pooled",), place, count, head, squared)[
-                    0, 0
-                ]
-                if not captured:
-                    continue
-                shares = self._forms(self.kinds, place, count, head, _inside(head))
+                mine = slice(first, first + len(head.directions))
+                projected[streams, place] = forms["pooled"][:, -1, mine]
+                first = mine.stop
                 none = (head.n_directions == 0).cpu()[:, None]
-                for kind, values in zip(self.kinds, shares, strict=True):
+                for kind in kinds if captured else ():
+                    values = forms[kind][:, : len(none), mine].transpose(0, 1)
                     values = torch.where(none, torch.nan, values)
                     alignment[METRICS.index(kind)][:, streams, place] = values
         return found
@@ -159,22 +160,30 @@ class MomentSums:
         kinds: Sequence[str],
         place: int,
         upstream: int,
-        head: HeadDirections,
-        weights: Tensor,
-    ) -> Tensor:
-        """Σ_i w_i u_iᵀ M u_i of one layer's streams, [kind, cell, stream, head].
+        block: Sequence[HeadDirections],
+        captured: bool,
+    ) -> dict[str, Tensor]:
+        """Quadratic forms of one layer's streams by kind, [stream, cell, head] over all roles.
 
-        The streams are the first ``upstream`` sources and the layer's full stream; ``weights``
-        [cell, head, direction].
+        The streams are the first ``upstream`` sources and the layer's full stream; the cells, where
+        ``captured``, one for each threshold, and for "pooled" last ‖x̄A‖².
         """
-        full = self.n_sources + place
-        sums = [self.flat[self.kinds.index(kind)] for kind in kinds]
-        groups = [part for each in sums for part in (each[:upstream], each[full : full + 1])]
-        like = sums[0]
-        found = self.layout.forms(groups, head.directions.to(like), weights.to(like))
-        pairs = zip(found[::2], found[1::2], strict=True)
-        whole = torch.stack([torch.cat(pair) for pair in pairs]).transpose(1, 2)
-        return whole.clamp(min=0).cpu()
+        full, like = self.n_sources + place, self.flat[0]
+        widest = max(head.directions.shape[-1] for head in block)
+        directions, weights = [], []
+        for head in block:
+            missing = (0, widest - head.directions.shape[-1])
+            squares = head.singular_values.square()[None]
+            cells = torch.cat([_inside(head), squares]) if captured else squares
+            directions.append(pad(head.directions.to(like), missing))
+            weights.append(pad(cells.to(like), missing))
+        groups = []
+        for kind in kinds:
+            sums, asked = self.flat[self.kinds.index(kind)], len(weights[0]) - (kind == "energy")
+            groups += [(sums[:upstream], asked), (sums[full : full + 1], asked)]
+        found = self.layout.forms(groups, torch.cat(directions), torch.cat(weights, dim=1))
+        pairs = zip(kinds, found[::2], found[1::2], strict=True)
+        return {kind: torch.cat(parts).clamp(min=0).cpu() for kind, *parts in pairs}
 
 
 def _unknown(head: HeadDirections, n_streams: int, n_layers: int) -> tuple[Tensor, Tensor]:

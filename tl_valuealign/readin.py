@@ -103,16 +103,11 @@ def describe_spectra(
     stored: torch.dtype,
 ) -> Spectra:
     """What follows from singular values [layer, head, direction] alone."""
-    k = torch.stack(
-        [torch.stack([count_directions(s, share) for s in singular_values]) for share in thresholds]
-    )
-    rank = torch.stack([numerical_rank(s, d_model, stored) for s in singular_values])
-    tied = torch.stack(
-        [
-            torch.stack([tied_at(*pair, stored) for pair in zip(singular_values, row, strict=True)])
-            for row in k
-        ]
-    )
+    every, grid = singular_values.flatten(0, 1), singular_values.shape[:2]
+    counts = [count_directions(every, share) for share in thresholds]
+    tied = torch.stack([tied_at(every, k, stored).view(grid) for k in counts])
+    k = torch.stack([count.view(grid) for count in counts])
+    rank = numerical_rank(every, d_model, stored).view(grid)
     return Spectra(singular_values, k, rank, tied, chance_alignment(k, readable, metric))
 
 

@@ -130,6 +130,12 @@ def _decomposition(
         for name in view.writes(layer):
             stream = stream.to(actual.device) + cache[name].to(actual.device)
         errors[layer + 1] = error = _relative(stream - actual, actual)
+        if not bool(actual.isfinite().all()):
+            raise SelfCheckError(
+                f"block {layer}: the stream has NaN or infinite entries behind it; its weights "
+                f"have such entries too, a hook makes them, or {actual.dtype} is too narrow for "
+                f"this model: try bfloat16 or float32"
+            )
         if error > tolerance:
             if layer not in view.attention_layers:
                 raise SelfCheckError(

@@ -16,6 +16,7 @@ from tl_valuealign.adapter import ModelView
 from tl_valuealign.errors import InputError
 from tl_valuealign.notes import notes_on
 from tl_valuealign.selfcheck import Verified, verify
+from tl_valuealign.spectra import require_finite
 from tl_valuealign.tokens import Batch, Corpus
 
 
@@ -120,6 +121,10 @@ def open_session(
     roles = arguments.choices("roles", roles, allowed_roles)
     layers = arguments.blocks("layers", layers, view.attention_layers, view.n_layers)
     view.choose(layers)
+    for layer, role in itertools.product(layers, roles):
+        # Before the first pass, which would carry them into every later stream.
+        weight = view.weight(layer, "V" if role == "OV" else role)
+        require_finite(weight, role=role, layer=layer)
     batch_size = arguments.count("batch_size", batch_size)
     max_tokens = None if max_tokens is None else arguments.count("max_tokens", max_tokens)
     place = arguments.device("device", device, view.device)

@@ -7,6 +7,7 @@ for a matrix library and leave out all but the diagonal blocks' lower halves.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
 import torch
 from torch import Tensor
@@ -14,9 +15,10 @@ from torch import Tensor
 BLOCK_ROWS = 8
 MIN_ROWS = 128
 TOKENS_AT_ONCE = 2048
-# Bytes of projectors that one product reads again for every matrix: about a processor's cache.
+# Bytes of U diag(w) Uᵀ that meet all matrices at a time: what a processor's cache holds.
 FORM_BYTES = {"cpu": 8 * 2**20}
 FORM_BYTES_ELSEWHERE = 256 * 2**20
+MIN_TILE_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -61,43 +63,44 @@ class UpperRows:
         return full
 
     def forms(
-        self, matrices: Sequence[Tensor], directions: Tensor, weights: Tensor
+        self, matrices: Sequence[tuple[Tensor, int]], directions: Tensor, weights: Tensor
     ) -> list[Tensor]:
         """Σ_i w_i u_iᵀ M u_i for every matrix M, one tensor [matrix, cell, head] for each of
-        ``matrices`` [matrix, packed].
+        ``matrices``: [matrix, packed], and how many of the cells, from the first, it is asked.
 
         directions: u_i as columns [head, size, direction]. weights: w [cell, head, direction].
-        The sum is the inner product ⟨M, U diag(w) Uᵀ⟩, so the projectors are built once, block row
-        by block row, and meet all matrices in one product.
+        The sum is the inner product ⟨M, U diag(w) Uᵀ⟩: a few rows of all heads' U diag(w) Uᵀ are
+        built at a time, and meet all matrices while they are at hand.
         """
         cells, heads = weights.shape[:2]
         widths = [_used(weights[cell]) for cell in range(cells)]
-        found = [
-            torch.zeros(len(group), heads, cells, dtype=group.dtype, device=group.device)
-            for group in matrices
-        ]
-        largest = max(row.part.stop - row.part.start for row in self.rows)
-        at_once = FORM_BYTES.get(directions.device.type, FORM_BYTES_ELSEWHERE)
-        step = max(1, at_once // (largest * cells * directions.element_size()))
-        for first in range(0, heads, step):
-            some = slice(first, first + step)
+        found = [group.new_zeros(len(group), asked, heads) for group, asked in matrices]
+        budget = FORM_BYTES.get(directions.device.type, FORM_BYTES_ELSEWHERE)
+        at_hand = max(1, budget // (cells * self.size * directions.element_size()))
+        some_heads = max(1, min(heads, at_hand // MIN_TILE_ROWS))
+        tile_rows = max(1, min(self.size, at_hand // some_heads))
+        room = directions.new_empty(cells * some_heads * tile_rows * self.size)
+        for first in range(0, heads, some_heads):
+            some = slice(first, first + some_heads)
             u, w = directions[some], weights[:, some]
             for row in self.rows:
-                left = u[:, row.start : row.stop]
+                columns = self.size - row.start
                 # What is right of the diagonal block stands for its mirror image as well.
                 right = u[:, row.start :].clone()
                 right[:, row.stop - row.start :] *= 2
-                projectors = torch.stack(
-                    [
-                        (left[..., :width] * w[cell, :, None, :width]) @ right[..., :width].mT
-                        for cell, width in enumerate(widths)
-                    ],
-                    dim=1,
-                ).flatten(2)
-                for group, sums in zip(matrices, found, strict=True):
-                    product = group[:, row.part] @ projectors.flatten(0, 1).T
-                    sums[:, some] += product.unflatten(1, projectors.shape[:2])
-        return [sums.transpose(1, 2) for sums in found]
+                scaled = [(right * w[cell, :, None])[..., : widths[cell]].mT for cell in range(cells)]
+                for start in range(row.start, row.stop, tile_rows):
+                    stop = min(start + tile_rows, row.stop)
+                    shape = (cells, len(u), stop - start, columns)
+                    tile = room[: prod(shape)].view(shape)
+                    for cell, width in enumerate(widths):
+                        torch.bmm(u[:, start:stop, :width], scaled[cell], out=tile[cell])
+                    begin = row.part.start + (start - row.start) * columns
+                    part = slice(begin, begin + (stop - start) * columns)
+                    for (group, asked), sums in zip(matrices, found, strict=True):
+                        product = group[:, part] @ tile[:asked].flatten(2).flatten(0, 1).T
+                        sums[:, :, some] += product.unflatten(1, (asked, len(u)))
+        return found
 
 
 def _used(weights: Tensor) -> int:

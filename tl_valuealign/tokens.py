@@ -170,7 +170,9 @@ def _flatten(data: Iterable[Any]) -> Iterator[Any]:
         elif isinstance(item, (list, tuple)) and all(_is_int(each) for each in item):
             yield _int64(item)
         else:
-            hint = f" with keys {_keys(item)}: pass one of its values" * isinstance(item, Mapping)
+            hint = ""
+            if isinstance(item, Mapping):
+                hint = f" with keys {_keys(item)}: pass one of its values"
             raise InputError(
                 f"an item of the data is a {type(item).__name__}{hint}; expected a string or ids "
                 f"[pos] or [batch, pos]"
@@ -184,7 +186,7 @@ def _keys(mapping: Mapping[Any, Any]) -> str:
 def _int64(numbers: Any) -> Tensor:
     try:
         return torch.tensor(numbers, dtype=torch.int64)
-    except (RuntimeError, OverflowError) as error:
+    except (RuntimeError, ValueError, OverflowError) as error:
         raise InputError(f"ids must be whole numbers of 64 bits: {error}") from error
 
 

@@ -2,10 +2,9 @@
 (() => {
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const CONFIG = { displaylogo: false, responsive: false, modeBarButtons: [["toImage"]] };
-const NARROW = 640;
+const NARROW = matchMedia("(max-width: 640px)");
 const COLOUR = DATA.colours;
 const $ = (id) => document.getElementById(id);
-const narrow = () => document.documentElement.clientWidth < NARROW;
 
 /* ---------- numbers: 16-bit fractions and small counts, decoded once ---------- */
 
@@ -54,7 +53,7 @@ const spread = (v) => Number.isFinite(v) ? ` ± ${number(v)}` : "";
 const copy = (value) => structuredClone(value);
 
 async function draw(element, data, layouts) {
-  const layout = copy(narrow() ? layouts.narrow : layouts.wide);
+  const layout = copy(NARROW.matches ? layouts.narrow : layouts.wide);
   element.style.minHeight = `${layout.height}px`;
   await Plotly.react(element, data, layout, CONFIG);
   element.dataset.width = layout.width;
@@ -429,19 +428,26 @@ window.addEventListener("afterprint", () => document.querySelectorAll(".plot").f
 
 /* ---------- start ---------- */
 
+/* One drawing at a time; a page that changes width meanwhile is drawn once more. */
+let drawing = false, again = false;
+
 async function drawAll() {
-  for (const name of Object.keys(DATA.figures)) {
-    await drawFigure(name);
-    await new Promise((resume) => setTimeout(resume));
-  }
-  await explore();
+  if (drawing) { again = true; return; }
+  drawing = true;
+  delete document.documentElement.dataset.drawn;
+  do {
+    again = false;
+    for (const name of Object.keys(DATA.figures)) {
+      await drawFigure(name);
+      await new Promise((resume) => setTimeout(resume));
+    }
+    await explore();
+  } while (again);
+  drawing = false;
   document.documentElement.dataset.drawn = "yes";
 }
 
-let wasNarrow = narrow();
-window.addEventListener("resize", () => {
-  if (narrow() !== wasNarrow) { wasNarrow = narrow(); drawAll(); }
-});
+NARROW.addEventListener("change", drawAll);
 wireExplorer();
 drawAll();
 })();

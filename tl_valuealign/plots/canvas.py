@@ -16,7 +16,8 @@ from tl_valuealign.plots.common import FAINT, FONT, GREY
 WIDEST = 1440
 TITLE_LINE, SUBTITLE_LINE, LEGEND_LINE = 23, 16, 20
 TITLE_SIZE, SUBTITLE_SIZE = 17, 12
-BAR_BESIDE, BAR_ABOVE = 90, 46
+BAR_GAP, BAR_BESIDE, BAR_ABOVE = 20, 90, 58
+NARROWEST = 340
 GLYPH, BOLD_GLYPH = 0.56, 0.64  # a character's mean width in ems, rather wide than narrow
 
 
@@ -85,19 +86,18 @@ class Canvas:
     def colour_bar(self, left: float, top: float, length: float) -> float:
         """Where the one colour bar stands; returns the width that the figure needs up to there.
 
-        A narrow figure has it lying on top instead, as long as the figure is wide.
+        Leave ``BAR_GAP`` pixels before it. A narrow figure has it lying on top instead, as long as
+        the figure is wide.
         """
         self._bar = (left, top, length)
         if self.look.narrow:
             self._lead = BAR_ABOVE
-            return left
+            return left - BAR_GAP
         return left + BAR_BESIDE
 
     def figure(self, width: float, height: float, *, min_width: float = 680) -> go.Figure:
         """The figure, its content ``width`` × ``height`` pixels, header and legend around it."""
-        page_width = (
-            width + 2 * self.side if self.look.narrow else max(width + 2 * self.side, min_width)
-        )
+        page_width = max(width + 2 * self.side, NARROWEST if self.look.narrow else min_width)
         inner = page_width - 2 * self.side
         title = _wrapped(self.title, inner, TITLE_SIZE * BOLD_GLYPH)
         subtitle = [

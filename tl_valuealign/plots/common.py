@@ -110,7 +110,7 @@ def value_scale(low: float, high: float, chance: float | None) -> dict[str, Any]
     """A sequential colour axis whose bar also marks where chance lies."""
     ticks, words = _ticks(low, high)
     if chance is not None and math.isfinite(chance):
-        room = 0.09 * (high - low)
+        room = 0.12 * (high - low)
         kept = [(t, w) for t, w in zip(ticks, words, strict=True) if abs(t - chance) > room]
         ticks = [t for t, _ in kept] + [chance]
         words = [w for _, w in kept] + [f"{chance:.2f} <b>chance</b>"]

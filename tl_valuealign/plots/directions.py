@@ -3,7 +3,7 @@
 import numpy as np
 import plotly.graph_objects as go
 
-from tl_valuealign.plots.canvas import Canvas, Look
+from tl_valuealign.plots.canvas import BAR_GAP, Canvas, Look
 from tl_valuealign.plots.common import SEQUENTIAL, known, safe, share, subtitle
 from tl_valuealign.plots.grid import (
     draw_cells,
@@ -45,7 +45,7 @@ def draw_directions(result: ValueAlignmentResult, role: str, index: int, look: L
         look,
     )
     layers, heads = rank.shape
-    cells = fit(layers, heads, 288 if look.narrow else 400, 500)
+    cells = fit(layers, heads, 280 if look.narrow else 400, 500)
     across = max(cells.width, -(-NARROWEST // heads)) * heads + 2
     columns = 1 if look.narrow or LEFT + 2 * across + 150 > look.page else 2
     block = HEADING + cells.down + UNDER
@@ -85,7 +85,7 @@ def draw_directions(result: ValueAlignmentResult, role: str, index: int, look: L
     name_gaps(canvas, "zero read-in matrix")
     canvas.layout["coloraxis"] = _scale(d_head)
     right = LEFT + columns * (across + BETWEEN) - BETWEEN
-    width = canvas.colour_bar(right + 20, HEADING, max(cells.down, 120))
+    width = canvas.colour_bar(right + BAR_GAP, HEADING, max(cells.down, 120))
     return canvas.figure(width, -(-2 // columns) * block)
 
 

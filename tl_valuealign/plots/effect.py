@@ -109,7 +109,11 @@ def plot_effect(
         "colorscale": SEQUENTIAL,
         "cmin": first,
         "cmax": max(last, first + 1),
-        "colorbar": {"title": {"text": "layer"}, "tickvals": shown, "ticktext": list(map(str, shown))},
+        "colorbar": {
+            "title": {"text": "layer"},
+            "tickvals": shown,
+            "ticktext": [str(layer) for layer in shown],
+        },
     }
     width = canvas.colour_bar(LEFT + WIDTH + 20, 8, HEIGHT)
     return canvas.figure(width, 8 + HEIGHT + UNDER)

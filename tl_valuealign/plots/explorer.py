@@ -15,7 +15,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tl_valuealign.plots.boxes import box_layers, has_intervals, interval_note, legend_key
-from tl_valuealign.plots.canvas import Canvas, Look, Panel
+from tl_valuealign.plots.canvas import BAR_GAP, Canvas, Look, Panel
 from tl_valuealign.plots.common import (
     BOX,
     FULL_STREAM,
@@ -120,7 +120,7 @@ def _furnish(canvas: Canvas, first: Choice) -> tuple[float, float]:
     under = bottom.top + bottom.height
     canvas.note("head", LEFT + main.width / 2, under + 20, xanchor="center")
     edge = right.left + right.width
-    width = canvas.colour_bar(edge + 24, main.top, max(main.height, 120))
+    width = canvas.colour_bar(edge + BAR_GAP, main.top, max(main.height, 120))
     return max(width, edge), under + UNDER_PROFILE
 
 

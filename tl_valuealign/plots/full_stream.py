@@ -4,7 +4,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tl_valuealign.plots.boxes import draw_boxes, has_intervals, interval_note
-from tl_valuealign.plots.canvas import Canvas, Look, Panel
+from tl_valuealign.plots.canvas import BAR_GAP, Canvas, Look, Panel
 from tl_valuealign.plots.common import (
     EMBED,
     FULL_STREAM,
@@ -99,7 +99,7 @@ def draw_full_stream(
             draw_boxes(canvas, _panel_of(canvas, role), result, role, index, cells[role])
     name_gaps(canvas, "zero read-in matrix")
     canvas.layout["coloraxis"] = _scale(result, index, relative)
-    width = canvas.colour_bar(right + 20, HEADING, max(down, 120))
+    width = canvas.colour_bar(right + BAR_GAP, HEADING, max(down, 120))
     rows = -(-len(roles) // columns)
     return canvas.figure(width, rows * block)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from tl_valuealign.plots.canvas import Canvas, Look
+from tl_valuealign.plots.canvas import BAR_GAP, Canvas, Look
 from tl_valuealign.plots.common import (
     SEQUENTIAL,
     Array,
@@ -89,7 +89,7 @@ def draw_projected_norms(
     name_gaps(canvas, "not upstream of this block")
     shown = [np.log10(_squares(result, role, [*result.sources, FULL]))[:, row] for row in rows]
     canvas.layout["coloraxis"] = _log_scale(np.concatenate([known(part) for part in shown]))
-    width = canvas.colour_bar(width + 20, HEADING, min(height - 80, 340))
+    width = canvas.colour_bar(width + BAR_GAP, HEADING, min(height - 80, 340))
     return canvas.figure(width, height)
 
 

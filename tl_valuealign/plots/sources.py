@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tl_valuealign.plots.boxes import has_intervals, interval_note
-from tl_valuealign.plots.canvas import Canvas, Look
+from tl_valuealign.plots.canvas import BAR_GAP, Canvas, Look
 from tl_valuealign.plots.common import (
     Array,
     alignment_range,
@@ -89,7 +89,7 @@ def draw_sources(
     )
     name_gaps(canvas, "not upstream of this block")
     canvas.layout["coloraxis"] = _scale(result, role, index, relative)
-    width = canvas.colour_bar(width + 20, HEADING, min(height - 80, 340))
+    width = canvas.colour_bar(width + BAR_GAP, HEADING, min(height - 80, 340))
     return canvas.figure(width, height)
 
 
