@@ -21,7 +21,8 @@ model = load(sys.argv[1] if len(sys.argv) > 1 else None)
 result = va.analyze_value_alignment(model, max_tokens=2000)
 
 print(result.summary())
-print(result.to_dataframe().query("source == 'embed'").groupby("role")[["alignment", "chance"]].mean())
+embed = result.to_dataframe().query("source == 'embed'")
+print(embed.groupby("role")[["alignment", "chance"]].mean())
 
 figure = va.plot_full_stream(result)  # in a notebook, its last line shows it
 figure.write_html("full_stream.html")

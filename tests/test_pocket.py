@@ -247,6 +247,7 @@ def test_training_rows_read_every_token_once_a_pass(script, monkeypatch):
     seen = torch.cat([next(rows) for _ in range(24)])
     assert (seen[:, 0] == 0).all()
     texts = seen[:, 1:].flatten()
+    assert (texts == 0).any()  # a new document begins inside a row
     texts = texts[texts > 0]
     assert len(set(texts.tolist())) == len(texts) > 90
     again = script.training_rows(ids, seed=3)

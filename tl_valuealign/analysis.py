@@ -170,6 +170,7 @@ def analyze_value_alignment(
         distributed.add_up(engine.additive())
         session.require_tokens(engine.n_tokens)
         sums = engine.finish(plan.upstream)
+        session.require_finite(sums.norms, plan.labels)
         kept = moments.kept(everything, session.roles) if keep_moments else None
         spectra = decomposition.spectra(metric)
     extremes = None if engine.watch is None else engine.watch.finish(view.tokenizer)

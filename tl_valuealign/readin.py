@@ -140,6 +140,11 @@ def decompose_role(view: ModelView, role: str, layer: int, norm: InputNorm) -> H
     return svd
 
 
+def forget() -> None:
+    """Let go of every remembered decomposition."""
+    _remembered.clear()
+
+
 def _fingerprint(factors: Sequence[Tensor]) -> bytes:
     digest = hashlib.sha256()
     for factor in factors:

@@ -8,12 +8,13 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from tl_valuealign import arguments, tokens
 from tl_valuealign._version import VERSION
 from tl_valuealign.adapter import ModelView
-from tl_valuealign.errors import InputError
+from tl_valuealign.errors import InputError, ModelError
 from tl_valuealign.notes import notes_on
 from tl_valuealign.selfcheck import Verified, verify
 from tl_valuealign.spectra import require_finite
@@ -56,6 +57,21 @@ class Session:
             raise InputError(
                 f"no tokens left of {self.corpus.description}: "
                 f"{why if self.skip_first else 'every sequence is too short'}; pass longer text"
+            )
+
+    def require_finite(self, norms: Tensor, sources: Sequence[str]) -> None:
+        """Raise ``ModelError`` naming the first stream that held NaN or infinite entries.
+
+        ``norms``: Σ_t ‖x̄_t‖ [source and full stream, layer].
+        """
+        bad = (~norms.isfinite()).nonzero()
+        if len(bad):
+            number, place = bad[0].tolist()
+            full = f"the full stream before block {self.layers[place]}"
+            raise ModelError(
+                f"{[*sources, full][number]} has NaN or infinite entries at some token of "
+                f"{self.corpus.description}: the model leaves the range of "
+                f"{str(self.view.dtype).removeprefix('torch.')} there; try bfloat16 or float32"
             )
 
     def model_facts(self) -> dict[str, Any]:

@@ -8,7 +8,11 @@ from torch import Tensor
 from tl_valuealign.errors import ModelError
 from tl_valuealign.shapes import DirectionStack, HeadSpectrum, ReadInStack, check_fields, typed
 
+# Singular values, relative to the largest: above STRONG a float32 product gives a direction to 1e-5
+# of its length, under WELL_CONDITIONED the Gram matrix has lost it.
+STRONG = 1e-2
 WELL_CONDITIONED = 1e-4
+CHUNK_BYTES = 8 * 2**20
 RESOLVED = 1e-13
 
 
@@ -16,7 +20,7 @@ RESOLVED = 1e-13
 class HeadSVD:
     """Left singular vectors [head, d_model, direction] and values [head, direction], descending.
 
-    Both in float64, on the device of the matrices. Vectors of zero singular values are zero.
+    On the device of the matrices, values in float64. Vectors of zero singular values are zero.
     """
 
     directions: DirectionStack
@@ -40,19 +44,40 @@ class HeadDirections:
 def decompose(matrices: ReadInStack, stored: torch.dtype) -> HeadSVD:
     """SVD of A = U S Vᵀ for a stack of heads, keeping U and S.
 
-    ``stored`` is the dtype in which the weights live. The eigenvectors of the float64 Gram matrix
-    AᵀA give U as the normalised columns of A V, orthonormal to about eps (s_1/s_i)². Where some
-    nonzero s_i falls under 1e-4 s_1, or the weights are float64, a QR factorisation is used
-    instead: it does not square the condition number.
+    ``stored`` is the dtype in which the weights live. The float64 Gram matrix AᵀA = V S² Vᵀ gives
+    S to about eps s_1²/s_i and U = A V/S, whose columns keep the precision of ``matrices`` where
+    s_i is no small part of s_1; the others are made in float64. A head with a nonzero s_i under
+    1e-4 s_1, or stored in float64, takes a QR factorisation instead, which does not square the
+    condition number.
     """
-    work = matrices.to(torch.float64)
-    if stored != torch.float64:
-        right = torch.linalg.eigh(work.mT @ work).eigenvectors.flip(-1)
-        directions, values = _normalise_columns(work @ right)
-        weak = (values < WELL_CONDITIONED * values[:, :1]) & (values[:, :1] > 0)
-        if not bool(weak.any()):
-            return HeadSVD(directions, values)
-    return _through_core(*torch.linalg.qr(work))
+    at_once = len(matrices)
+    if matrices.device.type == "cpu":
+        at_once = max(1, CHUNK_BYTES // (matrices[0].numel() * 8))
+    directions = torch.empty_like(matrices[..., : min(matrices.shape[1:])])
+    values = matrices.new_empty(len(matrices), directions.shape[-1], dtype=torch.float64)
+    for first in range(0, len(matrices), at_once):
+        some = slice(first, first + at_once)
+        _decompose_into(directions[some], values[some], matrices[some], stored)
+    return HeadSVD(directions, values)
+
+
+def _decompose_into(directions: Tensor, values: Tensor, matrices: Tensor, stored: torch.dtype) -> None:
+    wide = matrices.to(torch.float64)
+    if stored == torch.float64 or matrices.shape[1] < matrices.shape[2]:
+        exact = _through_core(*torch.linalg.qr(wide))
+        directions[:], values[:] = exact.directions, exact.singular_values
+        return
+    found = torch.linalg.eigh(wide.mT @ wide)
+    values[:] = found.eigenvalues.flip(-1).clamp(min=0).sqrt()
+    share = values / torch.where(values[:, :1] > 0, values[:, :1], 1)
+    scaled = found.eigenvectors.flip(-1) / torch.where(values > 0, values, 1)[:, None]
+    torch.matmul(matrices, scaled.to(matrices), out=directions)
+    strong = int((share >= STRONG).all(0).sum())
+    directions[..., strong:] = wide @ scaled[..., strong:]
+    poor = ((share < WELL_CONDITIONED).any(-1)).nonzero()[:, 0]
+    if len(poor):
+        exact = _through_core(*torch.linalg.qr(wide[poor]))
+        directions[poor], values[poor] = exact.directions.to(directions), exact.singular_values
 
 
 @typed
@@ -71,16 +96,6 @@ def _through_core(basis: Tensor, core: Tensor) -> HeadSVD:
     left, values, _ = torch.linalg.svd(core)
     directions = (basis @ left) * (values > 0).unsqueeze(-2)
     return HeadSVD(directions, values)
-
-
-def _normalise_columns(scaled: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns u_i s_i → (u_i, s_i), in descending order; the lengths are more exact than √eig."""
-    lengths = scaled.norm(dim=-2)
-    order = lengths.argsort(dim=-1, descending=True)
-    lengths = lengths.gather(-1, order)
-    scaled = scaled.gather(-1, order.unsqueeze(-2).expand_as(scaled))
-    safe = torch.where(lengths > 0, lengths, 1.0)
-    return scaled / safe.unsqueeze(-2), lengths
 
 
 @typed

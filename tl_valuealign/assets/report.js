@@ -53,11 +53,27 @@ const spread = (v) => Number.isFinite(v) ? ` ± ${number(v)}` : "";
 const copy = (value) => structuredClone(value);
 
 async function draw(element, data, layouts) {
-  const layout = copy(NARROW.matches ? layouts.narrow : layouts.wide);
+  const width = NARROW.matches ? "narrow" : "wide";
+  const layout = copy(layouts[width]);
   element.style.minHeight = `${layout.height}px`;
-  await Plotly.react(element, data, layout, CONFIG);
+  if (element.dataset.set === width) {
+    await Plotly.react(element, data, layout, CONFIG);
+    return;
+  }
+  // A colour bar that turns would leave its old ticks behind: begin afresh.
+  Plotly.purge(element);
+  element.replaceChildren();
+  await Plotly.newPlot(element, data, layout, CONFIG);
+  element.on("plotly_click", (event) => {
+    const head = headOf(event.points[0]);
+    if (head) openHead(head);
+  });
+  const cursor = document.createElement("div");
+  cursor.className = "cursor";
+  element.append(cursor);
+  if (!element.dataset.set) listen(element);
+  element.dataset.set = width;
   element.dataset.width = layout.width;
-  if (!element.dataset.wired) wire(element);
 }
 
 function drawFigure(name) {
@@ -71,19 +87,11 @@ function headOf(point) {
   return { role: meta.role, layer: meta.layer ?? point.customdata[point.customdata.length - 1], head: point.x };
 }
 
-function wire(element) {
-  element.dataset.wired = "yes";
-  element.on("plotly_click", (event) => {
-    const head = headOf(event.points[0]);
-    if (head) openHead(head);
-  });
-  const cursor = document.createElement("div");
-  cursor.className = "cursor";
-  element.append(cursor);
+function listen(element) {
   let here = null;
   const show = (cell) => {
     here = cell;
-    Object.assign(cursor.style, {
+    Object.assign(element.querySelector(".cursor").style, {
       left: `${cell.x - cell.w / 2 - 1}px`, top: `${cell.y - cell.h / 2 - 1}px`,
       width: `${cell.w + 2}px`, height: `${cell.h + 2}px`,
     });

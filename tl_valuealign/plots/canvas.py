@@ -139,7 +139,7 @@ class Canvas:
                 "y": legend / page_height,
                 "yanchor": "top",
                 "bgcolor": "rgba(0,0,0,0)",
-                "font": {"size": 12},
+                "font": {"size": 11 if self.look.narrow else 12},
                 "itemsizing": "trace",
                 "traceorder": "normal",
             },
