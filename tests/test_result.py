@@ -106,3 +106,10 @@ def test_merging_refuses_another_model():
     other = replace(RESULT, provenance=RESULT.provenance | {"model_hash": "another"})
     with pytest.raises(va.InputError, match="model weights"):
         RESULT.merge(other)
+
+
+def test_a_saved_result_is_as_readable_as_any_new_file(tmp_path):
+    RESULT.save(tmp_path / "result.safetensors")
+    (tmp_path / "other").write_text("")
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1

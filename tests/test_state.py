@@ -22,7 +22,9 @@ def snapshot(model):
     """Everything about a model that a run could change."""
     points = {id(point): point for point in model.hook_dict.values()}.values()
     return {
-        "training": [module.training for module in model.modules()],
+        "training": [
+            module.training for module in (*model.modules(), *model.original_model.modules())
+        ],
         "fwd": [[id(handle) for handle in point.fwd_hooks] for point in points],
         "bwd": [[id(handle) for handle in point.bwd_hooks] for point in points],
         "hooks": [list(point._forward_hooks) for point in points],
@@ -112,6 +114,8 @@ def test_model_and_process_are_as_they_were(model, ending, training, tmp_path, m
     monkeypatch.chdir(tmp_path)
     model.train(training)
     model.original_model.model.layers[0].training = not training  # one module its own way
+    with torch.no_grad():
+        model(zoo.ids())  # the first forward pass wires hooks of TransformerLens's own
     heard = []
     model.blocks[0].hook_mlp_out.add_hook(lambda value, hook: heard.append("user"))
     model.add_perma_hook("blocks.1.attn.hook_v", lambda value, hook: heard.append("permanent"))

@@ -301,7 +301,11 @@ class ModelView:
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Eval mode without gradients; every module's training flag and hooks are put back."""
-        flags = {module: module.training for module in self.model.modules()}
+        modules = list(self.model.modules())
+        # Parts of the wrapped model that no component of the bridge stands for, dropout among them.
+        original = getattr(self.model, "original_model", None)
+        modules += original.modules() if isinstance(original, torch.nn.Module) else []
+        flags = {module: module.training for module in modules}
         points = {id(point): point for point in self.model.hook_dict.values()}.values()
         hooks = [(point, hook_state(point)) for point in points]
         try:

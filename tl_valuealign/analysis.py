@@ -18,6 +18,8 @@ from tl_valuealign.spectra import HeadDirections
 from tl_valuealign.streams import StreamPlan
 
 
+@torch.inference_mode(False)  # a caller's inference mode would mark every tensor of the result
+@torch.no_grad()
 def analyze_value_alignment(
     model: Any,
     data: Any = None,

@@ -36,7 +36,10 @@ def save(result: ValueAlignmentResult, path: Any, *, overwrite: bool = False) ->
     metadata = {"format": FORMAT, "version": str(VERSION), "document": json.dumps(document)}
     temporary = target.with_name(f".{secrets.token_hex(8)}.part")
     try:
+        temporary.touch(exist_ok=False)
+        mode = temporary.stat().st_mode  # what the umask grants; safetensors would grant the owner
         save_file(tensors, temporary, metadata=metadata)
+        temporary.chmod(mode)
         os.replace(temporary, target)
     except (OSError, ValueError, SafetensorError) as error:
         raise StorageError(f"cannot write {target}: {error}") from error

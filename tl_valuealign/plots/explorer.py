@@ -152,7 +152,7 @@ def _choices(
     most = max(values.numerical_rank.shape[1] for values in result.roles.values())
     widest, edge = (210, 54) if canvas.look.narrow else (WIDEST_GRID, RIGHT_PROFILE)
     base = fit(layers, most, widest, TALLEST_GRID)
-    across = max(base.width, -(-min(NARROWEST_GRID, widest) // most)) * most
+    across = max(base.width, min(NARROWEST_GRID, widest) // most) * most
     found = []
     for role in roles:
         heads = result.role(role).numerical_rank.shape[1]
