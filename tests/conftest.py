@@ -44,8 +44,10 @@ def _available() -> dict[str, bool]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     available = _available()
+    release = version("transformer-lens")
     kept, dropped = [], []
     for item in items:
+        item.user_properties.append(("transformer_lens", release))  # read by support_table.py
         needs = [name for name in available if item.get_closest_marker(name)]
         (kept if all(available[name] for name in needs) else dropped).append(item)
     if dropped:

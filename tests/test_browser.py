@@ -295,6 +295,12 @@ def expected_state(result, role, source, view, threshold):
 
 def check_state(page, gd, *expected):
     shown, boxes, words = expected_state(*expected)
+    row, head = np.argwhere(np.isfinite(shown))[-1].tolist()
+    page.wait_for_function(  # plotly answers a click a moment later
+        f"([gd, row, head, z]) => Math.abs(({STATE})(gd).z[row][head] - z) < 2e-4",
+        arg=[gd, row, head, float(shown[row, head])],
+        timeout=10_000,
+    )
     state = page.evaluate(STATE, gd)
     z = np.array([[np.nan if v is None else v for v in row] for row in state["z"]], dtype=float)
     np.testing.assert_allclose(z, shown, atol=2e-4)
@@ -463,30 +469,21 @@ def test_the_report_s_explorer_moves_values_and_boxes_together(results, reports,
     page = visit(reports / "gqa.html")
     gd = page.query_selector("#figure-explorer")
 
-    def settled():
-        page.wait_for_timeout(50)
-        page.wait_for_function("document.documentElement.dataset.drawn === 'yes'")
-
     check_state(page, gd, result, "V", "full", 0, 0.9)
     page.select_option("#explore-role", "Q")
-    settled()
     check_state(page, gd, result, "Q", "full", 0, 0.9)
     page.select_option("#explore-source", label="MLP output of block 2")
-    settled()
     check_state(page, gd, result, "Q", "2_mlp_out", 0, 0.9)
     page.focus("#explore-threshold")
     page.keyboard.press("ArrowLeft")
-    settled()
     assert page.inner_text("#explore-share") == "50%"
     check_state(page, gd, result, "Q", "2_mlp_out", 0, 0.5)
     page.select_option("#explore-view", "1")
-    settled()
     check_state(page, gd, result, "Q", "2_mlp_out", 1, 0.5)
     page.select_option("#explore-role", "K")
     page.select_option("#explore-source", label="token embedding")
-    settled()
     check_state(page, gd, result, "K", "embed", 1, 0.5)
-    page.screenshot(path=SCREENSHOTS / "report-explorer-gqa.png")
+    page.locator("#figure-explorer").screenshot(path=SCREENSHOTS / "report-explorer-gqa.png")
 
 
 def test_printing(reports, visit):

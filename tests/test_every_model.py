@@ -3,8 +3,6 @@
 The README's support table is made from what this file reports (``support_table.py``).
 """
 
-from importlib.metadata import version
-
 import oracle
 import pytest
 import tiny
@@ -21,18 +19,12 @@ SUPPORTED = [name for name in zoo.DECODERS if name not in LATENT]
 COMPAT = pytest.mark.parametrize("compat", [False, True], ids=["raw", "compat"])
 
 
-@pytest.fixture(autouse=True)
-def reported(record_property):
-    record_property("transformer_lens", version("transformer-lens"))
-    return record_property
-
-
 @COMPAT
 @pytest.mark.parametrize("name", SUPPORTED)
-def test_agrees_with_the_oracle(name, compat, reported):
+def test_agrees_with_the_oracle(name, compat, record_property):
     ids = zoo.ids()
     if zoo.wrong(name):  # this release computes another model: a refusal is the right answer
-        reported("refused", zoo.wrong(name))
+        record_property("refused", zoo.wrong(name))
         with pytest.raises(va.ModelError, match="upgrade|offers no W_Q"):
             tiny.analyze(zoo.bridge(name, compat=compat), ids)
         return

@@ -133,7 +133,8 @@ def test_the_output_of_a_tokenizer(model):
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_tokenizers_padding_side_does_not_matter(model, side, monkeypatch):
     ragged = ["w5 w6", "w7 w8 w9 w10 w11", "w12"]
-    wanted = tiny.analyze(model, [[tiny.BOS, *map(int, t.replace("w", "").split())] for t in ragged])
+    rows = [[tiny.BOS, *map(int, text.replace("w", "").split())] for text in ragged]
+    wanted = tiny.analyze(model, rows)
     monkeypatch.setattr(model.tokenizer, "padding_side", side)
     tiny.assert_same_bits(wanted, tiny.analyze(model, ragged))
 
@@ -411,7 +412,7 @@ BAD_ARGUMENTS = [
 
 
 @pytest.mark.parametrize(
-    ("options", "match"), BAD_ARGUMENTS, ids=[str(next(iter(o.items())))[:40] for o, _ in BAD_ARGUMENTS]
+    ("options", "match"), BAD_ARGUMENTS, ids=[str(bad)[:40] for bad, _ in BAD_ARGUMENTS]
 )
 def test_arguments_that_cannot_be_used(model, options, match):
     with pytest.raises(va.InputError, match=match):

@@ -1,4 +1,4 @@
-"""Numbers that could go wrong: zero and deficient heads, ties, zero and giant tokens, big streams."""
+"""Numbers that could go wrong: zero and deficient heads, ties, empty and giant tokens."""
 
 import math
 

@@ -22,6 +22,9 @@ def no_forward_pass(monkeypatch):
     monkeypatch.setattr(ModelView, "run", forbidden)
 
 
+RUN = ModelView.run
+
+
 def refused(model, match, **options):
     with pytest.raises(va.ModelError, match=match) as caught:
         tiny.analyze(model, zoo.ids(), **options)
@@ -227,3 +230,16 @@ def test_releases_that_compute_another_model(monkeypatch, name, release, match):
 def test_releases_that_are_right_are_let_through(monkeypatch, name, release):
     monkeypatch.setattr(refusals, "version", lambda package: release)
     refusals.refuse_unreadable(zoo.bridge(name))
+
+
+# Models that cannot run --------------------------------------------------------------------------
+
+
+def test_a_model_that_cannot_run_says_what_it_ran_into(monkeypatch):
+    """OLMo 2's bridge mixes float32 into bfloat16; the figures are not to blame."""
+    monkeypatch.setattr(ModelView, "run", RUN)
+    model = zoo.bridge("olmo2", dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="same dtype"), torch.no_grad():
+        model(zoo.ids())
+    message = refused(model, r"the model itself fails on ids of shape \(1, 11\), in torch.bfloat16")
+    assert "same dtype" in message and "Does model(ids) run?" in message

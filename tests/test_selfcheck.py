@@ -163,8 +163,10 @@ def test_the_gain_applied_twice(monkeypatch):
     good = ModelView.read_in
 
     def twice(view, role, layer, norm):
-        return good(view, role, layer, norm) * norm.gain[:, None] if norm.gain is not None else (
-            good(view, role, layer, norm)
+        return (
+            good(view, role, layer, norm) * norm.gain[:, None]
+            if norm.gain is not None
+            else (good(view, role, layer, norm))
         )
 
     monkeypatch.setattr(ModelView, "read_in", twice)

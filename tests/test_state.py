@@ -179,7 +179,9 @@ def tensors(result):
 
 
 @pytest.mark.parametrize(
-    "surrounding", [torch.enable_grad, torch.no_grad, torch.inference_mode], ids=lambda f: f.__name__
+    "surrounding",
+    [torch.enable_grad, torch.no_grad, torch.inference_mode],
+    ids=lambda mode: mode.__name__,
 )
 def test_outputs_are_plain_tensors(reference, surrounding):
     with surrounding():
@@ -264,14 +266,17 @@ def test_importing_changes_nothing():
     import subprocess
     import sys
 
-    code = (
-        "import logging, torch, plotly.io as pio\n"
-        "before = (pio.templates.default, torch.get_default_dtype(), torch.get_num_threads(),\n"
-        "          torch.is_grad_enabled(), logging.getLogger().level, logging.getLogger().handlers[:])\n"
-        "import tl_valuealign, sys\n"
-        "after = (pio.templates.default, torch.get_default_dtype(), torch.get_num_threads(),\n"
-        "         torch.is_grad_enabled(), logging.getLogger().level, logging.getLogger().handlers[:])\n"
-        "assert before == after, (before, after)\n"
-        "assert 'transformer_lens' not in sys.modules\n"
+    code = """
+import logging, sys, torch, plotly.io
+def state():
+    return (
+        plotly.io.templates.default, torch.get_default_dtype(), torch.get_num_threads(),
+        torch.is_grad_enabled(), logging.getLogger().level, logging.getLogger().handlers[:],
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+before = state()
+import tl_valuealign
+assert state() == before, (before, state())
+assert "transformer_lens" not in sys.modules
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -1,4 +1,4 @@
-"""What several test files share: a tokenizer made on the spot, a silent run, two results compared."""
+"""What several test files share: a tokenizer made on the spot, silent runs, comparisons."""
 
 import numpy as np
 import torch

@@ -21,6 +21,16 @@ from tl_valuealign.refusals import refuse_unreadable
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 MIXER_HOOKS = ("linear_attn.hook_out", "mixer.hook_out", "mamba.hook_out", "ssm.hook_out")
+# What a forward pass of an unforeseen layout, dtype or hook runs into; a caller's own hook may
+# raise anything else, which then comes through as it is.
+CANNOT_RUN = (
+    RuntimeError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    IndexError,
+    AssertionError,
+)
 HEAD_HOOKS = {"Q": "attn.hook_q", "K": "attn.hook_k", "V": "attn.hook_v", "OV": "attn.hook_v"}
 
 
@@ -281,13 +291,21 @@ class ModelView:
             options |= {"prepend_bos": False, "padding_side": "right"}
         if stop_at_layer is not None and stop_at_layer < self.n_layers:
             options["stop_at_layer"] = stop_at_layer
-        with torch.inference_mode():
-            output, cache = self.model.run_with_cache(
-                ids.to(self.input_device),
-                names_filter=lambda name: name in wanted,
-                return_cache_object=False,
-                **options,
-            )
+        try:
+            with torch.inference_mode():
+                output, cache = self.model.run_with_cache(
+                    ids.to(self.input_device),
+                    names_filter=lambda name: name in wanted,
+                    return_cache_object=False,
+                    **options,
+                )
+        except torch.OutOfMemoryError:
+            raise
+        except CANNOT_RUN as error:
+            raise ModelError(
+                f"the model itself fails on ids of shape {tuple(ids.shape)}, in {self.dtype}: "
+                f"{type(error).__name__}: {error}. Does model(ids) run?"
+            ) from error
         missing = [name for name in names if name not in cache]
         if missing:
             raise ModelError(

@@ -48,7 +48,10 @@ def from_document(document: Any, tensors: dict[str, Tensor]) -> ValueAlignmentRe
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
             raise InputError(f"tensor {name!r:.80} is stored as {tensor.dtype}")
-    data = _unflatten(document, tensors)
+    left = dict(tensors)
+    data = _unflatten(document, left)
+    if left:
+        raise InputError(f"it has tensors that nothing refers to, such as {next(iter(left))!r:.80}")
     for axis in ("sources", "layers", "thresholds"):
         if not isinstance(data[axis], list) or len(data[axis]) > MAX_LABELS:
             raise InputError(f"{axis} is no list of at most {MAX_LABELS:,} labels")
@@ -89,8 +92,9 @@ def _flatten(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _unflatten(node: Any, tensors: dict[str, Tensor]) -> Any:
+    """Takes every tensor that is referred to out of ``tensors``: none serves twice."""
     if "tensor" in node:
-        return tensors[node["tensor"]]
+        return tensors.pop(node["tensor"])
     if "value" in node:
         return node["value"]
     inner = node["fields"] if "fields" in node else node["items"]

@@ -112,7 +112,7 @@ def _refuse_known_wrong(model: Any) -> None:
     if not hasattr(model, "adapter"):
         return
     release, architecture = _release(), _architecture(model)
-    config = getattr(getattr(model, "original_model", None), "config", None)
+    config: Any = getattr(getattr(model, "original_model", None), "config", None)
     installed = version("transformer-lens")
     if release < FIRST_TESTED_BRIDGE:
         raise ModelError(

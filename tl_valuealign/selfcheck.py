@@ -10,10 +10,11 @@ from tl_valuealign.adapter import HEAD_HOOKS, InputNorm, ModelView
 from tl_valuealign.errors import ModelError, SelfCheckError
 from tl_valuealign.result import Checks
 
-# Relative errors a correct model stays under, with room: measured are 1e-6 in float32, and a few
-# roundings of the stored dtype (bfloat16 2^-8, float16 2^-11) where the model itself computes in it.
+# Relative errors a correct model stays under, with room: measured are 1e-6 in float32, 1e-7 in
+# float64 (norms are computed in float32 all the same), and a few roundings of the stored dtype
+# (bfloat16 2^-8, float16 2^-11) where the model itself computes in it.
 TOLERANCES = {
-    torch.float64: 1e-9,
+    torch.float64: 1e-6,
     torch.float32: 1e-4,
     torch.float16: 1e-2,
     torch.bfloat16: 6e-2,
@@ -75,9 +76,7 @@ def verify(
     return Verified(norms, checks)
 
 
-def _names(
-    view: ModelView, last: int, layers: Sequence[int], roles: Sequence[str]
-) -> list[str]:
+def _names(view: ModelView, last: int, layers: Sequence[int], roles: Sequence[str]) -> list[str]:
     names = [view.resid_pre(layer) for layer in range(last + 1)]
     for layer in range(last):
         names += view.writes(layer)

@@ -17,6 +17,7 @@ from tl_valuealign.result import ValueAlignmentResult
 FORMAT = "tl_valuealign"
 VERSION = 1
 MAX_HEADER_BYTES = 32 * 2**20
+MAX_TENSORS = 10_000
 
 
 def save(result: ValueAlignmentResult, path: Any, *, overwrite: bool = False) -> None:
@@ -26,11 +27,15 @@ def save(result: ValueAlignmentResult, path: Any, *, overwrite: bool = False) ->
     cannot be written.
     """
     target = _path(path)
-    if target.is_dir():
+    try:
+        folder, taken = target.is_dir(), target.exists()
+    except OSError as error:
+        raise StorageError(f"cannot write {target}: {error}") from error
+    if folder:
         raise StorageError(
             f"{target} is a directory; give a file name such as {target / 'result.safetensors'}"
         )
-    if target.exists() and not overwrite:
+    if taken and not overwrite:
         raise StorageError(f"{target} exists; pass overwrite=True to replace it")
     document, tensors = to_document(result)
     metadata = {"format": FORMAT, "version": str(VERSION), "document": json.dumps(document)}
@@ -54,9 +59,9 @@ def load(path: Any) -> ValueAlignmentResult:
     format version. Memory is bounded by the size of the file.
     """
     source = _path(path)
-    if not source.is_file():
-        raise StorageError(f"{source} is not a file")
     try:
+        if not source.is_file():
+            raise StorageError(f"{source} is not a file")
         with open(source, "rb") as stream:
             header_bytes = int.from_bytes(stream.read(8), "little")
         if header_bytes > min(MAX_HEADER_BYTES, source.stat().st_size):
@@ -66,6 +71,8 @@ def load(path: Any) -> ValueAlignmentResult:
             )
         with safe_open(source, framework="pt") as file:
             document = _document(source, file.metadata() or {})
+            if len(file.keys()) > MAX_TENSORS:
+                raise StorageError(f"{source} holds more tensors than a result has")
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except OSError as error:
         raise StorageError(f"cannot read {source}: {error}") from error

@@ -70,7 +70,7 @@ def draw_projected_norms(
 
     part = share(result.thresholds[0])
     d_head = values.singular_values.shape[-1]
-    width, height = draw_rows(
+    width, height, down = draw_rows(
         canvas,
         result,
         role,
@@ -89,7 +89,7 @@ def draw_projected_norms(
     name_gaps(canvas, "not upstream of this block")
     shown = [np.log10(_squares(result, role, [*result.sources, FULL]))[:, row] for row in rows]
     canvas.layout["coloraxis"] = _log_scale(np.concatenate([known(part) for part in shown]))
-    width = canvas.colour_bar(width + BAR_GAP, HEADING, min(height - 80, 340))
+    width = canvas.colour_bar(width + BAR_GAP, HEADING, min(max(down, 120), 340))
     return canvas.figure(width, height)
 
 

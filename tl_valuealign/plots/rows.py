@@ -101,8 +101,8 @@ def draw_rows(
     *,
     summary: Callable[[int], str] = lambda row: "",
     full: bool = False,
-) -> tuple[float, float]:
-    """One grid per block; returns the width and height that they take."""
+) -> tuple[float, float, float]:
+    """One grid per block; returns the width and height that they take, and a grid's height."""
     kinds = by_kind(result, rows, full=full)
     heads = result.role(role).numerical_rank.shape[1]
     cells = fit(sum(map(len, kinds.values())), heads, 230, 440)
@@ -110,8 +110,9 @@ def draw_rows(
     found = groups(kinds, cells.height)
     length = found[-1].bottom
     down = round(length * cells.height) + 2
-    fitting = max(1, min(3, len(rows), (canvas.look.page - LEFT - 110) // (cells.across + BETWEEN)))
-    columns = 1 if canvas.look.narrow else fitting
+    fitting = max(1, (canvas.look.page - LEFT - 110) // (cells.across + BETWEEN))
+    fitting = 1 if canvas.look.narrow else min(fitting, 4 if len(rows) <= 4 else 3)
+    columns = -(-len(rows) // -(-len(rows) // fitting))  # lines of equal length, no stragglers
     row_height = HEADING + down + UNDER
     means = [summary(row) for row in rows]
     fits = max(map(len, means)) * 5.9 < cells.across and all(means)
@@ -138,7 +139,7 @@ def draw_rows(
             _group(canvas, panel, result, role, row, group, values, template, cells)
     lines = -(-len(rows) // columns)
     across = min(columns, len(rows)) * (cells.across + BETWEEN) - BETWEEN
-    return LEFT + across, lines * row_height
+    return LEFT + across, lines * row_height, down
 
 
 def _group(

@@ -78,7 +78,7 @@ def draw_sources(
 
     d_head = values.singular_values.shape[-1]
     intervals = has_intervals(result, role, index)
-    width, height = draw_rows(
+    width, height, down = draw_rows(
         canvas,
         result,
         role,
@@ -89,7 +89,7 @@ def draw_sources(
     )
     name_gaps(canvas, "not upstream of this block")
     canvas.layout["coloraxis"] = _scale(result, role, index, relative)
-    width = canvas.colour_bar(width + BAR_GAP, HEADING, min(height - 80, 340))
+    width = canvas.colour_bar(width + BAR_GAP, HEADING, min(max(down, 120), 340))
     return canvas.figure(width, height)
 
 
