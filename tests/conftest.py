@@ -7,6 +7,7 @@ combination and asks for each group by name, so that an empty group fails there.
 import importlib.util
 import os
 import shutil
+from importlib.metadata import version
 
 import pytest
 import torch

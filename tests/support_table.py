@@ -181,7 +181,7 @@ def render(reports: Reports) -> str:
         lines.append(row)
     head = [f"native bridge {r}" for r in bridges] + [f"HookedTransformer {r}" for r in hooked]
     parts += [*table(["TransformerLens's own models", *head], lines), ""]
-    for title, test in REFUSED.items():
+    for test in REFUSED.values():
         module = "test_every_model" if test.startswith("test_latent") else "test_refusals"
         reports.of(module, test)
     parts += ["Refused by name, before any forward pass: " + "; ".join(REFUSED) + "."]

@@ -7,6 +7,8 @@ import zoo
 
 import tl_valuealign as va
 from tl_valuealign.extremes import BEFORE, RANKS
+from tl_valuealign.readin import decompose_role
+from tl_valuealign.spectra import HeadSVD
 
 pytestmark = pytest.mark.bridge
 
@@ -14,7 +16,7 @@ LAYER, HEAD = 1, 1
 TOKEN, OTHER, WRITTEN = 42, 17, 77
 
 
-def planted(values, tokens, *, signs=1.0, turn=0.0):
+def planted(values, tokens, *, turn=0.0):
     """A llama whose value head L1H1 looks for the embeddings of ``tokens``, and its read-in
     directions: A = Σ s_i u_i w_iᵀ. ``turn`` rotates the last two among themselves."""
     hf = zoo.build("llama")
@@ -29,7 +31,7 @@ def planted(values, tokens, *, signs=1.0, turn=0.0):
         if turn:
             c, s = np.cos(turn), np.sin(turn)
             basis[:, -2:] = basis[:, -2:] @ torch.tensor([[c, -s], [s, c]])
-        matrix = (basis * torch.tensor(values)) @ right[:, : len(tokens)].T * signs
+        matrix = (basis * torch.tensor(values)) @ right[:, : len(tokens)].T
         weight = block.self_attn.v_proj.weight
         weight[HEAD * width : (HEAD + 1) * width] = (matrix / gain.double()[:, None]).T.float()
     return hf, right[:, : len(tokens)]
@@ -50,13 +52,22 @@ def test_planted_tokens_come_first():
     assert abs(ends[str(TOKEN)]) == pytest.approx(1, abs=1e-5)
 
 
-def test_the_sign_of_the_matrix_does_not_matter():
-    """A and −A have the same directions up to sign, and so do A and A R."""
-    tables = [decode(planted([3.0, 2.0], [TOKEN, OTHER], signs=sign)[0]) for sign in (1.0, -1.0)]
-    assert tables[0]["positive"].tolist() == tables[1]["positive"].tolist()
-    assert tables[0]["negative"].tolist() == tables[1]["negative"].tolist()
-    for table in tables:  # positive is the side on which the embeddings weigh more
-        for row in table.itertuples():
+def test_the_sign_of_singular_vectors_does_not_matter(monkeypatch):
+    hf, _ = planted([3.0, 2.0], [TOKEN, OTHER])
+    model = zoo.bridge("llama", hf=hf)
+    tables = [va.decode_directions(model, LAYER, HEAD)]
+    for sign in (torch.tensor([-1.0]), torch.tensor([-1.0, 1.0] * 6)):
+
+        def flipped(*args, sign=sign):
+            svd = decompose_role(*args)
+            return HeadSVD(svd.directions * sign, svd.singular_values)
+
+        monkeypatch.setattr("tl_valuealign.decode.decompose_role", flipped)
+        tables.append(va.decode_directions(model, LAYER, HEAD))
+    for table in tables:
+        assert table["positive"].tolist() == tables[0]["positive"].tolist()
+        assert table["negative"].tolist() == tables[0]["negative"].tolist()
+        for row in table.itertuples():  # positive is where the embeddings weigh more
             assert row.positive_cosine[0] > 0 > row.negative_cosine[0]
 
 

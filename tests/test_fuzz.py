@@ -78,11 +78,16 @@ ARGUMENTS = {
 calls = st.fixed_dictionaries({}, optional={"data": data, **ARGUMENTS})
 
 
+class Models(list):
+    def __repr__(self):  # a failing example is printed with its arguments
+        return "models"
+
+
 @pytest.fixture(scope="module")
 def models():
     with_tokenizer = zoo.bridge("llama")
     with_tokenizer.tokenizer = tiny.tokenizer()
-    return [zoo.bridge("gpt2"), with_tokenizer]
+    return Models([zoo.bridge("gpt2"), with_tokenizer])
 
 
 def check_valid(result, options):

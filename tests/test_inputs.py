@@ -373,6 +373,7 @@ BAD_ARGUMENTS = [
     ({"roles": ("Q", "X")}, "roles: 'X' is unknown; use any of Q, K, V, OV"),
     ({"roles": ()}, "roles is empty"),
     ({"roles": None}, "roles: expected a sequence, got None"),
+    ({"roles": torch.tensor(1)}, "roles: expected a sequence, got tensor"),
     ({"roles": [["Q"]]}, r"roles: \['Q'\] is unknown"),
     ({"roles": [torch.ones(2)]}, "roles: .* is unknown"),
     ({"components": ("attn",)}, "components: 'attn' is unknown; use any of attn_out, mlp_out"),

@@ -43,7 +43,7 @@ HOSTILE = "</script><script>alert(1)</script> <b>$x$ %{z}"
 @pytest.fixture(scope="module")
 def results():
     return {
-        "6x2": fake_result(6, 2),
+        "6x2": fake_result(6, 2, seed=1),
         "24x16": fake_result(24, 16),
         "80x64": fake_result(80, 64),
         "gqa": fake_result(
@@ -74,6 +74,7 @@ def boxed_cells(path):
             continue  # the empty outline
         assert (high - low == 1).all(), "a box is one cell"
         assert (low % 1 == 0.5).all(), "its edges are cell edges"
+        assert points[0][0] == low[0], "it starts on the left edge"
         assert {tuple(p) for p in points[1:]} == {
             (low[0], low[1]),
             (high[0], low[1]),
@@ -541,7 +542,8 @@ def test_any_order_of_clicks_shows_what_the_menus_say(explored, clicks):
 
 @pytest.fixture(scope="module")
 def explored():
-    result = fake_result(5, 4, 2)
+    result = fake_result(5, 4, 2, seed=1)
+    assert (result.boxes(0.9) != result.boxes(0.5)).any(), "or the slider could not be tested"
     return result, plot_explorer(result)
 
 

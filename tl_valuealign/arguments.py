@@ -112,7 +112,10 @@ def _whole(value: Any) -> bool:
 def _sequence(name: str, given: Any) -> tuple[Any, ...]:
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         raise InputError(f"{name}: expected a sequence, got {given!r}")
-    items = tuple(islice(given, LONGEST + 1))
+    try:
+        items = tuple(islice(given, LONGEST + 1))
+    except TypeError as error:  # a tensor of no axis calls itself iterable
+        raise InputError(f"{name}: expected a sequence, got {given!r}") from error
     if len(items) > LONGEST:
         raise InputError(f"{name}: expected a short sequence, got more than {LONGEST:,} items")
     return items
