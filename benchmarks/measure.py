@@ -1,4 +1,4 @@
-"""Ratios of times measured in turns, so that whatever else the machine does weighs on both sides."""
+"""Ratios of times measured in turns, so that what else the machine does weighs on both sides."""
 
 import json
 import math
@@ -82,8 +82,10 @@ def table(rows: Sequence[Row]) -> str:
     head = ["group", "figure of", "median", "range", "target", "", "note"]
     cells = [head, *(each.cells() for each in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(head))]
-    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
-             for line in cells]
+    lines = [
+        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
+        for line in cells
+    ]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     return "\n".join([lines[0], rule, *lines[1:]])
 

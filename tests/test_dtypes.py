@@ -130,6 +130,17 @@ def test_faults_are_found_in_every_dtype(monkeypatch, dtype, fault):
         run("llama", dtype)
 
 
+def test_the_better_of_two_norms_within_tolerance_is_taken():
+    """With gains around 30, w for 1 + w is off by 3%: less than bfloat16 allows, more than the
+    right one leaves."""
+    hf = zoo.build("gemma")
+    with torch.no_grad():
+        for layer in hf.model.layers:
+            layer.input_layernorm.weight.add_(30)
+    result = tiny.analyze(zoo.bridge("gemma", hf=hf.to(torch.bfloat16)), zoo.ids())
+    assert result.provenance["input_norm"] == ["RMSNorm with gain 1 + w"]
+
+
 def test_the_smallest_fault_that_single_precision_must_show(monkeypatch):
     """A write that is off by a thousandth is far above rounding."""
     go = ModelView.run

@@ -92,17 +92,36 @@ def test_both_engines_give_the_same_result(monkeypatch):
 @pytest.mark.bridge
 def test_what_fits_nowhere_is_refused_with_the_figures(monkeypatch):
     monkeypatch.setattr(budget, "available", lambda device: 2**20)
-    with pytest.raises(va.ResourceError, match=r"moments engine.*9.1 GiB.*tokens engine.*2.0 GiB.*layers="):
+    figures = r"moments engine.*9\.1 GiB.*tokens engine.*2\.0 GiB.*layers="
+    with pytest.raises(va.ResourceError, match=figures):
         budget.choose(
-            "energy", keep_moments=False, d_model=4096, n_sources=33, n_layers=32,
-            heads=[(32, 128)], n_thresholds=2, dtype=torch.float32, place=streams.CPU,
+            "energy",
+            keep_moments=False,
+            d_model=4096,
+            n_sources=33,
+            n_layers=32,
+            heads=[(32, 128)],
+            n_thresholds=2,
+            dtype=torch.float32,
+            place=streams.CPU,
+            batch_tokens=0,
+            model_device=streams.CPU,
         )
 
 
 def test_the_memory_of_moments_is_what_was_planned():
     plan = budget.choose(
-        "pooled", keep_moments=False, d_model=300, n_sources=4, n_layers=3, heads=[(2, 8)],
-        n_thresholds=2, dtype=torch.float32, place=streams.CPU,
+        "pooled",
+        keep_moments=False,
+        d_model=300,
+        n_sources=4,
+        n_layers=3,
+        heads=[(2, 8)],
+        n_thresholds=2,
+        dtype=torch.float32,
+        place=streams.CPU,
+        batch_tokens=0,
+        model_device=streams.CPU,
     )
     sums = va.moments.MomentSums(300, 4, 3, kinds=plan.kinds, device=plan.home)
     assert plan.engine == "moments"

@@ -50,7 +50,8 @@ def test_boxes_are_heads_where_full_exceeds_embedding():
 def test_significant_boxes_are_benjamini_hochberg_by_hand():
     """The step-up procedure written out, on planted errors, against the library's."""
     generator = torch.Generator().manual_seed(3)
-    error = 0.002 + 0.05 * torch.rand(RESULT.V.excess.shape, generator=generator).double()
+    t = 6 * torch.rand(RESULT.V.excess.shape, generator=generator).double()
+    error = RESULT.V.excess.abs() / t
     result = replace(RESULT, roles=RESULT.roles | {"V": replace(RESULT.V, excess_stderr=error)})
     t = (result.V.excess[0] / error[0]).flatten()
     p = stats.t.sf(t.numpy(), df=result.sums.n_sequences - 1)

@@ -135,6 +135,28 @@ def test_model_and_process_are_as_they_were(model, ending, training, tmp_path, m
     assert heard.count("user") == 1  # and only once: nothing was registered twice
 
 
+@pytest.mark.parametrize("fault", ["drops the user's hooks", "leaves its own behind"])
+def test_hooks_survive_releases_that_mislay_them(model, monkeypatch, fault):
+    good, heard = type(model).run_with_cache, []
+
+    def careless(self, *args, **options):
+        try:
+            return good(self, *args, **options)
+        finally:
+            if fault.startswith("drops"):
+                self.reset_hooks()
+            else:
+                self.blocks[1].hook_mlp_out.add_hook(lambda value, hook: heard.append("left"))
+
+    model.blocks[0].hook_mlp_out.add_hook(lambda value, hook: heard.append("user"))
+    monkeypatch.setattr(type(model), "run_with_cache", careless)
+    tiny.analyze(model, zoo.ids())
+    heard.clear()
+    with torch.no_grad():
+        model(zoo.ids())
+    assert heard == ["user"]
+
+
 def test_dropout_is_off_during_the_run_only():
     """A model in training mode would not even add up."""
     options = zoo.ZOO["gpt2"].options | {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}

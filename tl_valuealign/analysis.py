@@ -117,6 +117,8 @@ def analyze_value_alignment(
             n_thresholds=len(thresholds),
             dtype=view.compute_dtype,
             place=session.place,
+            batch_tokens=0 if session.first is None else session.first.ids.numel(),
+            model_device=view.device,
         )
         decomposition = Decomposition(
             view, verified.norms, session.roles, thresholds, progress=progress

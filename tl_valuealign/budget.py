@@ -47,9 +47,12 @@ def choose(
     n_thresholds: int,
     dtype: torch.dtype,
     place: torch.device,
+    batch_tokens: int,
+    model_device: torch.device,
 ) -> Plan:
     """The first plan that fits, cheapest in time first. ``heads``: (heads, d_head) of every role.
 
+    Every plan holds the streams of one batch of ``batch_tokens`` where the model is.
     ``energy`` and ``pooled`` prefer second moments, 2 d² floats a stream of which symmetry saves
     nearly half; ``norm`` needs every token and takes moments for the projected squared norms
     alone. Raises ``ResourceError`` naming every plan with its figure where none fits.
@@ -63,7 +66,8 @@ def choose(
     homes = list(dict.fromkeys((sums_device(place), torch.device("cpu"))))
 
     def plan(engine: str, kinds: Sequence[str], home: torch.device) -> Plan:
-        needed = {place: 0, home: 0}
+        needed = {place: 0, home: 0, model_device: 0}
+        needed[model_device] += slots * batch_tokens * d_model * dtype.itemsize
         needed[home] += len(kinds) * one_kind
         if engine == "tokens":
             needed[place] += directions + sums
@@ -86,7 +90,8 @@ def choose(
     free = ", ".join(f"{_gigabytes(size)} on {device}" for device, size in room.items())
     raise ResourceError(
         f"no way to run this fits the memory that is free ({free}). {'; '.join(map(str, plans))}. "
-        f"Ask for fewer layers=..., roles=... or components=..., or choose another device=..."
+        f"Ask for fewer layers=..., roles=... or components=..., a smaller batch_size=..., or "
+        f"choose another device=..."
     )
 
 

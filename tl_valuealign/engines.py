@@ -23,7 +23,7 @@ class PackedBlock:
     """All roles' directions of one block one under another: one matrix product reads them all.
 
     ``rows`` [Σ directions, d_model], of each head only as many as its largest threshold needs
-    unless ``everything`` is wanted. ``segments`` numbers, for every row, what it adds to: thresholds
+    unless ``everything`` is wanted. ``segments`` says of every row what it adds to: thresholds
     stand ``rising``, and (role, threshold, head) holds the directions that this threshold has and
     the one before has not; with ``everything`` the rest counts as one more threshold. ``squares``
     and ``heads``: each row's squared singular value, and its head counted over all roles.
@@ -50,7 +50,8 @@ class PackedBlock:
             place = segment.argsort(stable=True)
             rows = role.directions.cpu().mT[wanted][place]
             squares = role.singular_values.cpu().square()[wanted][place]
-            found.append((rows, segment[place] + n_segments, squares, head[wanted][place] + n_heads))
+            own_head = head[wanted][place] + n_heads
+            found.append((rows, segment[place] + n_segments, squares, own_head))
             n_segments, n_heads = n_segments + steps * heads, n_heads + heads
         rows, segments, squares, of_head = (torch.cat(part) for part in zip(*found, strict=True))
         self.rows = rows.to(dtype=dtype, device=device)
@@ -90,8 +91,10 @@ class TokenEngine:
         watch: ExtremeTracker | None = None,
     ) -> None:
         self.blocks, self.roles, self.moments, self.watch = blocks, roles, moments, watch
-        counts = [torch.stack([head.n_directions.cpu() for head in role]).sum((0, 2))
-                  for role in zip(*blocks, strict=True)]
+        counts = [
+            torch.stack([head.n_directions.cpu() for head in role]).sum((0, 2))
+            for role in zip(*blocks, strict=True)
+        ]
         rising = [count.argsort(stable=True) for count in counts]
         everything = moments is None
         self.packs = [
@@ -117,9 +120,7 @@ class TokenEngine:
         self.chunk = CHUNK_TOKENS.get(device.type, CHUNK_TOKENS_ELSEWHERE)
         widest = max(len(pack.rows) for pack in self.packs)
         self.scratch = torch.empty(self.chunk * widest, dtype=dtype, device=device)
-        self.shares = torch.empty(
-            len(blocks) * segments * self.chunk, dtype=dtype, device=device
-        )
+        self.shares = torch.empty(len(blocks) * segments * self.chunk, dtype=dtype, device=device)
 
     @property
     def n_tokens(self) -> int:
@@ -238,9 +239,7 @@ class TokenEngine:
         return self.streams.finish(roles, self.replicate_denominators)
 
 
-def _callers_order(
-    rising: Sequence[Tensor], steps: Sequence[int], heads: Sequence[int]
-) -> Tensor:
+def _callers_order(rising: Sequence[Tensor], steps: Sequence[int], heads: Sequence[int]) -> Tensor:
     """Segment of every (role, threshold, head) with the thresholds as the caller has them."""
     cells, first = [], 0
     for order, count, width in zip(rising, steps, heads, strict=True):

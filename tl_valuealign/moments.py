@@ -56,9 +56,7 @@ class Moments:
 
     def __add__(self, other: "Moments") -> "Moments":
         """Those of both texts together."""
-        return replace(
-            self, energy=self.energy + other.energy, pooled=self.pooled + other.pooled
-        )
+        return replace(self, energy=self.energy + other.energy, pooled=self.pooled + other.pooled)
 
 
 class MomentSums:
@@ -88,9 +86,7 @@ class MomentSums:
         sums.kinds, sums.flat = KINDS, [moments.energy, moments.pooled]
         return sums
 
-    def kept(
-        self, blocks: Iterable[Sequence[HeadDirections]], roles: Sequence[str]
-    ) -> Moments:
+    def kept(self, blocks: Iterable[Sequence[HeadDirections]], roles: Sequence[str]) -> Moments:
         """Both kinds beside the directions, on the CPU."""
         heads = list(zip(*blocks, strict=True))
         directions = [torch.stack([h.directions for h in role]).cpu() for role in heads]

@@ -50,9 +50,7 @@ class Decomposition:
         return len(self.norms)
 
     def __iter__(self) -> Iterator[list[HeadDirections]]:
-        bar = tqdm(
-            self.norms, "decomposing", unit=" blocks", delay=1, disable=not self.progress
-        )
+        bar = tqdm(self.norms, "decomposing", unit=" blocks", delay=1, disable=not self.progress)
         for layer in bar:
             block = []
             for role in self.roles:

@@ -61,7 +61,9 @@ def decompose(matrices: ReadInStack, stored: torch.dtype) -> HeadSVD:
     return HeadSVD(directions, values)
 
 
-def _decompose_into(directions: Tensor, values: Tensor, matrices: Tensor, stored: torch.dtype) -> None:
+def _decompose_into(
+    directions: Tensor, values: Tensor, matrices: Tensor, stored: torch.dtype
+) -> None:
     wide = matrices.to(torch.float64)
     if stored == torch.float64 or matrices.shape[1] < matrices.shape[2]:
         exact = _through_core(*torch.linalg.qr(wide))

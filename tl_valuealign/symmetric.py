@@ -88,7 +88,10 @@ class UpperRows:
                 # What is right of the diagonal block stands for its mirror image as well.
                 right = u[:, row.start :].clone()
                 right[:, row.stop - row.start :] *= 2
-                scaled = [(right * w[cell, :, None])[..., : widths[cell]].mT for cell in range(cells)]
+                scaled = [
+                    (right[..., :width] * w[cell, :, None, :width]).mT
+                    for cell, width in enumerate(widths)
+                ]
                 for start in range(row.start, row.stop, tile_rows):
                     stop = min(start + tile_rows, row.stop)
                     shape = (cells, len(u), stop - start, columns)
