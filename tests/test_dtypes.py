@@ -36,7 +36,14 @@ def test_double_precision_is_used():
 
 
 @pytest.mark.parametrize("compat", [False, True], ids=["raw", "compat"])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "neox_parallel", "qwen2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gpt2", "llama", "gemma2", "neox_parallel"),
+        # transformer-lens 3.9 leaves a float32 bias in Qwen2 when it processes float64 weights.
+        pytest.param("qwen2", marks=pytest.mark.bridge),
+    ],
+)
 def test_models_that_compute_norms_in_single_precision_all_the_same(name, compat):
     """Most do, and processing goes through float32: figures and checks are as good as that."""
     result = run(name, torch.float64, compat)

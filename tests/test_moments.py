@@ -1,5 +1,7 @@
 """Second moments: their layout, runs that choose them, and what a result that kept them answers."""
 
+import dataclasses
+
 import numpy as np
 import oracle
 import pytest
@@ -90,9 +92,35 @@ def test_both_engines_give_the_same_result(monkeypatch):
 
 
 @pytest.mark.bridge
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("moments", [True, False], ids=["moments", "tokens alone"])
+def test_directions_rebuilt_from_the_weights_give_the_same_result(name, moments, monkeypatch):
+    roles, model = ("Q", "V", "OV"), zoo.bridge(name)
+    held = run(model, roles=roles)
+    choose = budget.choose
+
+    def rebuilding(*given, **options):
+        plan = choose(*given, **options)
+        return dataclasses.replace(plan, rebuilt=True, kinds=plan.kinds if moments else ())
+
+    monkeypatch.setattr(budget, "choose", rebuilding)
+    rebuilt = run(model, roles=roles)
+    assert "rebuilt" in rebuilt.provenance["memory"]
+    for role, mine in held.roles.items():
+        for field in mine.__dataclass_fields__:
+            np.testing.assert_allclose(
+                getattr(rebuilt.roles[role], field),
+                getattr(mine, field),
+                rtol=1e-4 if "stderr" in field else 2e-6,
+                atol=1e-6,
+                err_msg=f"{role} {field}",
+            )
+
+
+@pytest.mark.bridge
 def test_what_fits_nowhere_is_refused_with_the_figures(monkeypatch):
     monkeypatch.setattr(budget, "available", lambda device: 2**20)
-    figures = r"moments engine.*9\.1 GiB.*tokens engine.*2\.0 GiB.*layers="
+    figures = r"moments engine.*9\.1 GiB.*tokens engine: 2\.0 GiB.*rebuilt.*MiB.*layers="
     with pytest.raises(va.ResourceError, match=figures):
         budget.choose(
             "energy",

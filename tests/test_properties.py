@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tl_valuealign.chance import chance_alignment
-from tl_valuealign.engines import HeadDirections, TokenEngine
+from tl_valuealign.engines import TokenEngine
 from tl_valuealign.shapes import METRICS
-from tl_valuealign.spectra import count_directions, decompose
+from tl_valuealign.spectra import HeadDirections, count_directions, decompose
 from tl_valuealign.tokens import Corpus, read
 
 D, HEADS, D_HEAD, TOKENS = 12, 3, 4, 10

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 import tl_valuealign as va
 from tl_valuealign import readin, spectra
-from tl_valuealign.spectra import count_directions, decompose, decompose_product, numerical_rank
+from tl_valuealign.spectra import (
+    HeadDirections,
+    RebuiltDirections,
+    count_directions,
+    decompose,
+    decompose_product,
+    numerical_rank,
+    rebuild,
+)
 
 D, WIDTH = 48, 8
 
@@ -92,6 +100,18 @@ def test_products_are_decomposed_through_their_factors():
         np.testing.assert_allclose(found.singular_values[head], s[:WIDTH], rtol=1e-12)
         mine = found.directions[head].numpy()
         np.testing.assert_allclose(mine @ mine.T, U[:, :WIDTH] @ U[:, :WIDTH].T, atol=1e-12)
+
+
+def test_rebuilding_keeps_the_digits_or_is_not_done():
+    thresholds = torch.tensor([[4], [2]])
+    for values, small in (([8, 4, 2, 1], True), ([1, 0.1, 0.01, 1e-4], False)):
+        matrix = with_spectrum(11, values)
+        svd = decompose(matrix, torch.float32)
+        head = HeadDirections(svd.directions, svd.singular_values, thresholds)
+        got = rebuild(head, lambda matrix=matrix: matrix)
+        assert isinstance(got, RebuiltDirections) == small
+        np.testing.assert_allclose(got.directions, head.directions, atol=1e-5)
+        assert torch.equal(got.n_directions, thresholds)
 
 
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=9), st.floats(0.01, 1.0))

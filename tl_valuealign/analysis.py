@@ -14,7 +14,7 @@ from tl_valuealign.readin import Decomposition
 from tl_valuealign.result import ValueAlignmentResult, assemble
 from tl_valuealign.session import open_session
 from tl_valuealign.shapes import COMPONENTS, METRICS, ROLES
-from tl_valuealign.spectra import HeadDirections
+from tl_valuealign.spectra import Directions
 from tl_valuealign.streams import StreamPlan
 
 
@@ -124,10 +124,12 @@ def analyze_value_alignment(
             view, verified.norms, session.roles, thresholds, progress=progress
         )
         # Second moments ask for directions when all text has been read; tokens need them at once.
-        blocks: Iterable[Sequence[HeadDirections]] = decomposition
-        everything: list[list[HeadDirections]] = []
+        blocks: Iterable[Sequence[Directions]] = decomposition
+        if memory.rebuilt:
+            blocks = decomposition.rebuilt()
+        everything: list[Sequence[Directions]] = []
         if keep_moments or memory.engine == "tokens":
-            everything = list(decomposition)
+            everything = list(blocks)
             places = [session.roles.index(role) for role in roles]
             blocks = [[block[place] for place in places] for block in everything]
         moments = MomentSums(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from tl_valuealign.engines import REPLICATES
 from tl_valuealign.errors import ResourceError
 from tl_valuealign.kept import sums_device
 from tl_valuealign.moments import KINDS
@@ -19,9 +20,13 @@ USABLE = 0.8
 
 @dataclass(frozen=True)
 class Plan:
-    """An engine, the second moments it keeps, where these live, and bytes for each device."""
+    """An engine, the second moments it keeps, where these live, and bytes for each device.
+
+    ``rebuilt``: directions are made from the weights each time they are needed.
+    """
 
     engine: str
+    rebuilt: bool
     kinds: tuple[str, ...]
     home: torch.device
     needed: dict[torch.device, int]
@@ -32,8 +37,9 @@ class Plan:
 
     def __str__(self) -> str:
         parts = [f"{_gigabytes(size)} on {device}" for device, size in self.needed.items()]
-        moments = f", second moments on {self.home}" if self.kinds else ""
-        return f"{self.engine} engine{moments}: {', '.join(parts)}"
+        how = ", directions rebuilt" if self.rebuilt else ""
+        how += f", second moments on {self.home}" if self.kinds else ""
+        return f"{self.engine} engine{how}: {', '.join(parts)}"
 
 
 def choose(
@@ -55,34 +61,42 @@ def choose(
     Every plan holds the streams of one batch of ``batch_tokens`` where the model is.
     ``energy`` and ``pooled`` prefer second moments, 2 d² floats a stream of which symmetry saves
     nearly half; ``norm`` needs every token and takes moments for the projected squared norms
-    alone. Raises ``ResourceError`` naming every plan with its figure where none fits.
+    alone. Where the directions do not fit, they are rebuilt from the weights for every batch.
+    Raises ``ResourceError`` naming every plan with its figure where none fits.
     """
+    place, model_device = (torch.empty(0, device=each).device for each in (place, model_device))
     slots = n_sources + n_layers
     one_kind = slots * UpperRows(d_model).packed * 8
     columns = sum(count * width for count, width in heads)
-    directions = n_layers * columns * d_model * dtype.itemsize
+    block = columns * d_model * dtype.itemsize
+    factors = n_layers * sum(count * width**2 for count, width in heads) * dtype.itemsize
     cells = n_thresholds * sum(count for count, _ in heads)
-    sums = 3 * len(METRICS) * (n_sources + 1) * n_layers * cells * 8
+    sums = len(METRICS) * n_layers * cells * (3 * (n_sources + 1) * 8 + 2 * REPLICATES * 4)
     homes = list(dict.fromkeys((sums_device(place), torch.device("cpu"))))
 
-    def plan(engine: str, kinds: Sequence[str], home: torch.device) -> Plan:
+    def plan(engine: str, kinds: Sequence[str], home: torch.device, rebuilt: bool = False) -> Plan:
         needed = {place: 0, home: 0, model_device: 0}
         needed[model_device] += slots * batch_tokens * d_model * dtype.itemsize
         needed[home] += len(kinds) * one_kind
         if engine == "tokens":
-            needed[place] += directions + sums
+            needed[place] += sums + (factors + 3 * block if rebuilt else n_layers * block)
         if keep_moments:
-            needed[home] += directions
-        return Plan(engine, tuple(kinds), home, {at: size for at, size in needed.items() if size})
+            needed[home] += n_layers * block
+        sizes = {device: size for device, size in needed.items() if size}
+        return Plan(engine, rebuilt, tuple(kinds), home, sizes)
 
-    plans = []
-    if metric == "norm":
-        kinds = KINDS if keep_moments else ("pooled",)
-        plans += [plan("tokens", kinds, home) for home in homes]
+    if keep_moments:
+        engine = "tokens" if metric == "norm" else "moments"
+        plans = [plan(engine, KINDS, home) for home in homes]
+    elif metric == "norm":
+        plans = [
+            plan("tokens", *where, rebuilt)
+            for rebuilt in (False, True)
+            for where in (*((("pooled",), home) for home in homes), ((), place))
+        ]
     else:
-        plans += [plan("moments", KINDS, home) for home in homes]
-    if not keep_moments:
-        plans.append(plan("tokens", (), place))
+        plans = [plan("moments", KINDS, home) for home in homes]
+        plans += [plan("tokens", (), place, rebuilt) for rebuilt in (False, True)]
     room = {device: available(device) for each in plans for device in each.needed}
     for each in plans:
         if all(size <= USABLE * room[device] for device, size in each.needed.items()):

@@ -248,7 +248,7 @@ def _concentrated(result: ValueAlignmentResult) -> Claim:
         int(holds.sum()),
         int(asked.sum()),
         int(holds.sum()),
-        0.0,
+        float("nan"),
         "share of directions needed",
         effect,
         effect,

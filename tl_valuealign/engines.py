@@ -9,7 +9,7 @@ from tl_valuealign.extremes import ExtremeTracker
 from tl_valuealign.kept import KeptTokens, StreamSums, sums_device, unit_rows
 from tl_valuealign.moments import MomentSums
 from tl_valuealign.shapes import METRICS, StreamBatch, typed
-from tl_valuealign.spectra import HeadDirections
+from tl_valuealign.spectra import Directions, RebuiltDirections
 from tl_valuealign.sums import RoleSums, Sums
 from tl_valuealign.tokens import Batch
 
@@ -31,37 +31,51 @@ class PackedBlock:
 
     def __init__(
         self,
-        roles: Sequence[HeadDirections],
+        roles: Sequence[Directions],
         rising: Sequence[Tensor],
         *,
         everything: bool,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        found = []
-        n_segments = n_heads = 0
+        self.roles, self.dtype, self.device = roles, dtype, device
+        self.chosen, segments, squares, of_head = [], [], [], []
+        self.n_segments = self.n_heads = 0
         for role, order in zip(roles, rising, strict=True):
-            steps, heads = len(order) + everything, len(role.directions)
+            heads, width = role.singular_values.shape
+            steps = len(order) + everything
             k = role.n_directions.cpu()[order, :, None]
-            passed = (torch.arange(role.directions.shape[-1]) >= k).sum(0)
+            passed = (torch.arange(width) >= k).sum(0)
             head = torch.arange(heads)[:, None].expand_as(passed)
-            wanted = passed < steps
-            segment = (passed * heads + head)[wanted]
-            place = segment.argsort(stable=True)
-            rows = role.directions.cpu().mT[wanted][place]
-            squares = role.singular_values.cpu().square()[wanted][place]
-            own_head = head[wanted][place] + n_heads
-            found.append((rows, segment[place] + n_segments, squares, own_head))
-            n_segments, n_heads = n_segments + steps * heads, n_heads + heads
-        rows, segments, squares, of_head = (torch.cat(part) for part in zip(*found, strict=True))
-        self.rows = rows.to(dtype=dtype, device=device)
-        self.segments, self.n_segments = segments.to(device), n_segments
-        self.squares, self.heads, self.n_heads = squares, of_head, n_heads
+            segment = torch.where(passed < steps, passed * heads + head, steps * heads).flatten()
+            chosen = segment.argsort(stable=True)[: int((passed < steps).sum())]
+            self.chosen.append(chosen)
+            segments.append(segment[chosen] + self.n_segments)
+            squares.append(role.singular_values.cpu().square().flatten()[chosen])
+            of_head.append(head.flatten()[chosen] + self.n_heads)
+            self.n_segments += steps * heads
+            self.n_heads += heads
+        self.segments = torch.cat(segments).to(device)
+        self.squares, self.heads = torch.cat(squares), torch.cat(of_head)
+        self.n_rows = len(self.segments)
+        rebuilt = any(isinstance(role, RebuiltDirections) for role in roles)
+        self.held = None if rebuilt else self._rows()
+
+    @property
+    def rows(self) -> Tensor:
+        return self._rows() if self.held is None else self.held
+
+    def _rows(self) -> Tensor:
+        picked = [
+            role.directions.mT.flatten(0, 1)[chosen.to(role.directions.device)]
+            for role, chosen in zip(self.roles, self.chosen, strict=True)
+        ]
+        return torch.cat(picked).to(dtype=self.dtype, device=self.device)
 
     def project(self, x: Tensor, out: Tensor, scratch: Tensor) -> Tensor:
         """Squared projections [row, token] of x [token, d_model], in ``scratch``; their sums over
         segments in ``out`` [segment, token]."""
-        squared = scratch[: len(self.rows) * len(x)].view(len(self.rows), len(x))
+        squared = scratch[: self.n_rows * len(x)].view(self.n_rows, len(x))
         torch.mm(self.rows, x.T, out=squared).square_()
         out.zero_().index_add_(0, self.segments, squared)
         return squared
@@ -80,7 +94,7 @@ class TokenEngine:
 
     def __init__(
         self,
-        blocks: Sequence[Sequence[HeadDirections]],
+        blocks: Sequence[Sequence[Directions]],
         roles: Sequence[str],
         n_sources: int,
         *,
@@ -105,7 +119,7 @@ class TokenEngine:
         self.home = sums_device(device)
         self.streams = StreamSums(n_sources + 1, len(blocks), device)
         self.steps = [len(order) + everything for order in rising]
-        self.heads = [len(head.directions) for head in blocks[0]]
+        self.heads = [head.n_directions.shape[1] for head in blocks[0]]
         self.cells = _callers_order(rising, self.steps, self.heads)
         size = (n_sources + 1, len(blocks))
         segments = self.packs[0].n_segments
@@ -118,7 +132,9 @@ class TokenEngine:
         self.replicates = zeros(2, len(METRICS), REPLICATES, len(blocks), segments).float()
         self.replicate_denominators = zeros(2, len(METRICS), REPLICATES, len(blocks))
         self.chunk = CHUNK_TOKENS.get(device.type, CHUNK_TOKENS_ELSEWHERE)
-        widest = max(len(pack.rows) for pack in self.packs)
+        if any(pack.held is None for pack in self.packs):
+            self.chunk = CHUNK_TOKENS_ELSEWHERE  # few chunks, for each rebuilds all directions
+        widest = max(pack.n_rows for pack in self.packs)
         self.scratch = torch.empty(self.chunk * widest, dtype=dtype, device=device)
         self.shares = torch.empty(len(blocks) * segments * self.chunk, dtype=dtype, device=device)
 

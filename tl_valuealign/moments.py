@@ -21,7 +21,7 @@ from tl_valuealign.kept import (
     unit_rows,
 )
 from tl_valuealign.shapes import METRICS, StreamBatch, check_fields, typed
-from tl_valuealign.spectra import HeadDirections
+from tl_valuealign.spectra import Directions
 from tl_valuealign.sums import RoleSums, Sums
 from tl_valuealign.symmetric import UpperRows
 from tl_valuealign.tokens import Batch
@@ -86,7 +86,7 @@ class MomentSums:
         sums.kinds, sums.flat = KINDS, [moments.energy, moments.pooled]
         return sums
 
-    def kept(self, blocks: Iterable[Sequence[HeadDirections]], roles: Sequence[str]) -> Moments:
+    def kept(self, blocks: Iterable[Sequence[Directions]], roles: Sequence[str]) -> Moments:
         """Both kinds beside the directions, on the CPU."""
         heads = list(zip(*blocks, strict=True))
         directions = [torch.stack([h.directions for h in role]).cpu() for role in heads]
@@ -117,7 +117,7 @@ class MomentSums:
 
     def ask(
         self,
-        blocks: Iterable[Sequence[HeadDirections]],
+        blocks: Iterable[Sequence[Directions]],
         roles: Sequence[str],
         upstream: Tensor,
         *,
@@ -141,7 +141,7 @@ class MomentSums:
                 if role not in found:
                     found[role] = _unknown(head, self.n_sources + 1, upstream.shape[1])
                 alignment, projected = found[role]
-                mine = slice(first, first + len(head.directions))
+                mine = slice(first, first + head.n_directions.shape[1])
                 projected[streams, place] = forms["pooled"][:, -1, mine]
                 first = mine.stop
                 none = (head.n_directions == 0).cpu()[:, None]
@@ -156,7 +156,7 @@ class MomentSums:
         kinds: Sequence[str],
         place: int,
         upstream: int,
-        block: Sequence[HeadDirections],
+        block: Sequence[Directions],
         captured: bool,
     ) -> dict[str, Tensor]:
         """Quadratic forms of one layer's streams by kind, [stream, cell, head] over all roles.
@@ -165,10 +165,10 @@ class MomentSums:
         ``captured``, one for each threshold, and for "pooled" last ‖x̄A‖².
         """
         full, like = self.n_sources + place, self.flat[0]
-        widest = max(head.directions.shape[-1] for head in block)
+        widest = max(head.singular_values.shape[-1] for head in block)
         directions, weights = [], []
         for head in block:
-            missing = (0, widest - head.directions.shape[-1])
+            missing = (0, widest - head.singular_values.shape[-1])
             squares = head.singular_values.square()[None]
             cells = torch.cat([_inside(head), squares]) if captured else squares
             directions.append(pad(head.directions.to(like), missing))
@@ -182,14 +182,14 @@ class MomentSums:
         return {kind: torch.cat(parts).clamp(min=0).cpu() for kind, *parts in pairs}
 
 
-def _unknown(head: HeadDirections, n_streams: int, n_layers: int) -> tuple[Tensor, Tensor]:
+def _unknown(head: Directions, n_streams: int, n_layers: int) -> tuple[Tensor, Tensor]:
     thresholds, heads = head.n_directions.shape
     shape = (n_streams, n_layers, heads)
     alignment = torch.full((len(METRICS), thresholds, *shape), torch.nan, dtype=torch.float64)
     return alignment, torch.full(shape, torch.nan, dtype=torch.float64)
 
 
-def _inside(head: HeadDirections) -> Tensor:
+def _inside(head: Directions) -> Tensor:
     """1 for the directions within each threshold, [threshold, head, direction]."""
     rank = torch.arange(head.singular_values.shape[-1], device=head.n_directions.device)
     return (rank < head.n_directions[..., None]).to(torch.float64)
@@ -212,7 +212,7 @@ class MomentEngine:
 
     def __init__(
         self,
-        blocks: Iterable[Sequence[HeadDirections]],
+        blocks: Iterable[Sequence[Directions]],
         roles: Sequence[str],
         moments: MomentSums,
         *,

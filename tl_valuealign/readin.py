@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,12 +13,14 @@ from tl_valuealign.adapter import InputNorm, ModelView
 from tl_valuealign.chance import chance_alignment
 from tl_valuealign.result import Spectra
 from tl_valuealign.spectra import (
+    Directions,
     HeadDirections,
     HeadSVD,
     count_directions,
     decompose,
     decompose_product,
     numerical_rank,
+    rebuild,
     require_finite,
     tied_at,
 )
@@ -60,6 +63,14 @@ class Decomposition:
                 k = torch.stack([count_directions(s, share) for share in self.thresholds])
                 block.append(HeadDirections(svd.directions.to(self.view.compute_dtype), s, k))
             yield block
+
+    def rebuilt(self) -> Iterator[list[Directions]]:
+        """The same in the smaller form of :class:`RebuiltDirections` where that loses nothing."""
+        for (layer, norm), block in zip(self.norms.items(), self, strict=True):
+            yield [
+                rebuild(head, partial(self.view.read_in, role, layer, norm))
+                for role, head in zip(self.roles, block, strict=True)
+            ]
 
     def spectra(self, metric: str) -> dict[str, Spectra]:
         """Per role the spectra of all blocks, with chance in ``metric``."""

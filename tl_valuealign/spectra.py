@@ -1,5 +1,6 @@
 """Input directions of read-in matrices: batched SVD, direction counts, numerical rank, ties."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from tl_valuealign.shapes import DirectionStack, HeadSpectrum, ReadInStack, chec
 STRONG = 1e-2
 WELL_CONDITIONED = 1e-4
 CHUNK_BYTES = 8 * 2**20
+REBUILT_ERROR = 2e-5
 RESOLVED = 1e-13
 
 
@@ -38,6 +40,42 @@ class HeadDirections:
     directions: Tensor
     singular_values: Tensor
     n_directions: Tensor
+
+
+@dataclass(frozen=True)
+class RebuiltDirections:
+    """Like :class:`HeadDirections`, with U = A M made anew each time it is asked for.
+
+    ``factor``: M [head, d_head, direction], which is A's V S⁻¹; ``matrices`` gives A. What is held
+    is d_model / d_head times smaller, and making it costs d_head products a row where projecting
+    costs one for every token.
+    """
+
+    factor: Tensor
+    matrices: Callable[[], Tensor]
+    singular_values: Tensor
+    n_directions: Tensor
+
+    @property
+    def directions(self) -> Tensor:
+        matrices = self.matrices()
+        return (matrices @ self.factor.to(matrices)).to(self.factor.device)
+
+
+Directions = HeadDirections | RebuiltDirections
+
+
+def rebuild(head: HeadDirections, matrices: Callable[[], Tensor]) -> Directions:
+    """``head`` in the smaller form, or as it is where some threshold's directions would lose digits
+    to the division by a small singular value."""
+    a, u = matrices().to(torch.float64), head.directions.to(torch.float64)
+    factor = torch.linalg.pinv(a.mT @ a, hermitian=True) @ (a.mT @ u)
+    small = RebuiltDirections(
+        factor.to(head.directions), matrices, head.singular_values, head.n_directions
+    )
+    used = int(head.n_directions.max())
+    lost = (small.directions - head.directions)[..., :used]
+    return head if bool((lost.norm(dim=-2) > REBUILT_ERROR).any()) else small
 
 
 @typed
