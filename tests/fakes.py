@@ -162,7 +162,9 @@ def _centres(
     shape = (len(sources) + 1, *unit.shape[1:])
     texture = torch.randn(shape, generator=generator, dtype=torch.float64) * 0.12
     texture += torch.randn(shape[0], 1, 1, generator=generator, dtype=torch.float64) * 0.06
-    wobble = torch.randn((len(unit), *shape), generator=generator, dtype=torch.float64) * 0.05
+    other = torch.Generator().manual_seed(generator.initial_seed() + len(role) + ord(role[0]))
+    wobble = torch.randn((len(unit), *shape), generator=other, dtype=torch.float64) * 0.05
+    wobble[0] = 0  # thresholds differ, and adding one leaves the first as it was
     trend = torch.tensor([*level, full], dtype=torch.float64)[:, None, None]
     trend = trend * (1 + 0.15 * (0.5 - depth))[None, :, None]
     return (unit[:, None] * trend * (texture + wobble).exp()).clamp(max=0.97)

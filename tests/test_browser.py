@@ -57,7 +57,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def results():
-    made = {name: fake_result(*size, seed=1) for name, size in SIZES.items()}
+    made = {name: fake_result(*size) for name, size in SIZES.items()}
     made["gqa"] = fake_result(
         *SIZES["gqa"], components=("attn_out", "mlp_out"), positions=True, n_sequences=4
     )

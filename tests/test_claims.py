@@ -152,12 +152,17 @@ def test_signed_shares_answer_the_last_statement_where_they_are_given():
     result = va.analyze_value_alignment(model, ids, progress=False)
     shares = va.contribution_shares(model, ids, progress=False)
     row = claims(result, shares).loc["negligible share, V"]
-    assert row["effect"] == pytest.approx(float(shares.V[0, 1:].mean()))
+    later = shares.V[0, 1:]
+    assert row["effect"] == pytest.approx(float(later.mean()))
+    assert (row["heads"], row["of"]) == (int((later.abs() < 0.05).sum()), 4)
     assert row["low"] < row["effect"] < row["high"]
     plain = claims(result).loc["negligible share, V"]
-    assert (plain["heads"], plain["of"]) == (row["heads"], row["of"])
     projected = result.V.projected_sq_norm
+    ratio = (projected[0] / result.V.projected_sq_norm_full)[1:]
+    assert plain["effect"] == pytest.approx(float(ratio.mean()))
+    assert plain["heads"] == int((ratio < 0.05).sum()) and np.isnan(plain["low"])
     smallest = projected[1:].nan_to_num(torch.inf).min(0).values
-    assert plain["heads"] == int((projected[0] < smallest)[1:].sum())
+    count = int((projected[0] < smallest)[1:].sum())
+    assert f"In {count} of 4 heads the embedding alone gives a smaller value" in plain["words"]
     with pytest.raises((TypeCheckError, AttributeError)):
         va.claims_table(None)

@@ -43,7 +43,7 @@ HOSTILE = "</script><script>alert(1)</script> <b>$x$ %{z}"
 @pytest.fixture(scope="module")
 def results():
     return {
-        "6x2": fake_result(6, 2, seed=1),
+        "6x2": fake_result(6, 2),
         "24x16": fake_result(24, 16),
         "80x64": fake_result(80, 64),
         "gqa": fake_result(
@@ -542,7 +542,7 @@ def test_any_order_of_clicks_shows_what_the_menus_say(explored, clicks):
 
 @pytest.fixture(scope="module")
 def explored():
-    result = fake_result(5, 4, 2, seed=1)
+    result = fake_result(5, 4, 2, seed=4)
     assert (result.boxes(0.9) != result.boxes(0.5)).any(), "or the slider could not be tested"
     return result, plot_explorer(result)
 

@@ -156,6 +156,18 @@ def test_a_write_that_fails_leaves_the_old_file_alone(result, path, monkeypatch,
     assert only(path.parent) == [path.name]
 
 
+def test_a_file_that_cannot_be_put_in_place_leaves_the_old_one(result, path, monkeypatch):
+    before = path.read_bytes()
+
+    def busy(*names):
+        raise OSError("device or resource busy")
+
+    monkeypatch.setattr(storage.os, "replace", busy)
+    with pytest.raises(va.StorageError, match="busy"):
+        result.save(path, overwrite=True)
+    assert path.read_bytes() == before and only(path.parent) == [path.name]
+
+
 @pytest.mark.parametrize(
     ("place", "match"),
     [
@@ -419,14 +431,26 @@ def test_tensors_of_another_dtype(path, dtype):
     rejected(path)
 
 
-def test_single_figures_in_place_of_double_ones(path):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "name", ["/roles/V/full", "/roles/V/singular_values", "/norms", "/full_norms", "/sums/norms"]
+)
+def test_figures_of_fewer_digits(path, name, dtype):
     header, _, _ = parts(path)
-    shape = header["/roles/V/full"]["shape"]
     tensors = safetensors.torch.load_file(path)
-    tensors["/roles/V/full"] = tensors["/roles/V/full"].float()
-    assert list(tensors["/roles/V/full"].shape) == shape
+    tensors[name] = tensors[name].to(dtype)
     safetensors.torch.save_file(tensors, path, metadata=header["__metadata__"])
-    rejected(path, r"roles\['V'\] does not fit")
+    rejected(path, "does not fit|is stored as")
+
+
+def test_a_description_too_deep_to_walk(path, monkeypatch):
+    """Where Python gives up depends on its version; the error does not."""
+
+    def give_up(document, tensors):
+        raise RecursionError("maximum recursion depth exceeded")
+
+    monkeypatch.setattr(storage, "from_document", give_up)
+    rejected(path, "RecursionError")
 
 
 def test_what_was_loaded_reaches_html_escaped(tmp_path):

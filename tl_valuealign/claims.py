@@ -21,6 +21,8 @@ STATEMENTS = {
 }
 # Within this factor of chance a figure is said to lie at it.
 AT_CHANCE = 1.05
+# Less than this share of a value is called negligible.
+NEGLIGIBLE = 0.05
 
 
 @dataclass(frozen=True)
@@ -258,48 +260,44 @@ def _concentrated(result: ValueAlignmentResult) -> Claim:
 
 
 def _negligible(result: ValueAlignmentResult, contributions: ContributionResult | None) -> Claim:
+    """By exact signed shares where they are given, else by projected squared norms."""
     claim = "negligible share, V"
     attention = [n for n, source in enumerate(result.sources) if source.endswith("attn_out")]
     if "V" not in result.roles or not attention:
         return _not_measured(claim, "role V or attention outputs not in this result")
     projected = result.V.projected_sq_norm
     others = projected[attention]
-    counts = (~others.isnan()).sum(0)
-    asked = (counts > 0) & ~projected[0].isnan() & (result.V.projected_sq_norm_full > 0)
+    asked = (~others.isnan()).any(0) & ~projected[0].isnan() & (result.V.projected_sq_norm_full > 0)
     if not bool(asked.any()):
         return _not_measured(claim, "no block has an attention output before it")
-    smallest = others.nan_to_num(torch.inf).min(0).values
-    holds = (projected[0] < smallest)[asked]
-    luck = float((1 / (counts + 1).double())[asked].sum())
-    ratio = float((projected[0] / result.V.projected_sq_norm_full)[asked].mean())
-    words = (
-        f"In {int(holds.sum())} of {len(holds)} V heads the embedding alone gives a smaller value "
-        f"than any attention output alone; its squared norm is {ratio:.2g} of the whole value's. "
-    )
-    effect, doubt = ratio, float("nan")
-    measure = "squared norm of the embedding's value over the whole"
+    smallest = (projected[0] < others.nan_to_num(torch.inf).min(0).values)[asked]
+    ratio = (projected[0] / result.V.projected_sq_norm_full)[asked]
+    share, width = ratio, torch.full_like(ratio, torch.nan)
+    measure = "squared norm of the embedding's value over that of the whole"
     if contributions is not None and "V" in contributions.roles:
-        share = contributions.V[0]
-        later = torch.tensor([layer > min(contributions.layers) for layer in contributions.layers])
-        known = ~share.isnan() & later[:, None]
-        effect, measure = float(share[known].mean()), "exact signed share of the value"
-        doubt = float(contributions.role("V").half_width[0][known].mean())
-        even = 1 / (len(contributions.sources) - 1)
-        words += (
-            f"Its exact signed share of the value is {effect:+.3f}{_limits(effect, doubt)} on "
-            f"average over blocks after the first; an even split over all sources of the last "
-            f"block would give {even:.3f}."
-        )
-    else:
-        words += "Signed shares, which count what cancels, are in contribution_shares()."
+        layers = torch.tensor(contributions.layers)
+        later = (layers > result.layers[0])[:, None] & ~contributions.V[0].isnan()
+        share = contributions.V[0][later]
+        width = contributions.role("V").half_width[0][later]
+        measure = "exact signed share of the value"
+    holds = share.abs() < NEGLIGIBLE
+    effect, doubt = float(share.mean()), float(width.mean())
+    words = (
+        f"In {int(holds.sum())} of {len(share)} V heads the {measure} is under {NEGLIGIBLE:.0%}; "
+        f"on average it is {effect:.2g}{_limits(effect, doubt)}. In {int(smallest.sum())} of "
+        f"{len(smallest)} heads the embedding alone gives a smaller value than any attention "
+        f"output alone (squared norm {float(ratio.mean()):.2g} of the whole value's)."
+    )
+    if contributions is None:
+        words += " Signed shares, which count what cancels, are in contribution_shares()."
     return Claim(
         claim,
         STATEMENTS[claim],
-        _verdict(int(holds.sum()), len(holds)),
+        _verdict(int(holds.sum()), len(share)),
         int(holds.sum()),
-        len(holds),
-        None,
-        luck,
+        len(share),
+        None if np.isnan(doubt) else int((share.abs() + width < NEGLIGIBLE).sum()),
+        float("nan"),
         measure,
         effect,
         effect - doubt,

@@ -130,6 +130,10 @@ def _validate_shapes(result: ValueAlignmentResult) -> None:
     sums, checks = result.sums, result.checks
     t, s, la = len(result.thresholds), len(result.sources) + 1, len(result.layers)
     m = len(METRICS)
+    for name in ("norms", "full_norms"):
+        _require(name, getattr(result, name).dtype == torch.float64)
+    for name in ("denominators", "replicate_denominators", "norms"):
+        _require(f"sums.{name}", getattr(sums, name).dtype == torch.float64)
     _require("sums.roles", sums.roles.keys() == result.roles.keys())
     _require("sums.denominators", sums.denominators.shape == (2, m, s, la))
     _require("sums.norms", sums.norms.shape == (s, la))
