@@ -26,8 +26,17 @@ from tl_valuealign.passages import PASSAGE_KINDS, PASSAGES
 LOADERS = {"smollm2": load_smollm2, "pocket": va.pocket_model}
 
 # The bundled model was trained on Python's code and manuals: it cannot read these.
-FOREIGN = ("Spanish", "Chinese", "French", "Russian", "German", "Japanese", "Arabic", "Portuguese",
-           "Hindi")
+FOREIGN = (
+    "Spanish",
+    "Chinese",
+    "French",
+    "Russian",
+    "German",
+    "Japanese",
+    "Arabic",
+    "Portuguese",
+    "Hindi",
+)
 # Tokens for substitution, which runs the model once for every block and head; None for all.
 BUDGETS = {"smollm2": 1536, "pocket": None}
 TEXTS = {
@@ -149,9 +158,7 @@ def layers_table(
         "block": result.layers,
         "V: embedding / chance": (result.alignment("V", "embed") / chance).mean(1),
         "V: full / chance": (result.V.full[0] / chance).mean(1),
-        "K: embedding / chance": (
-            result.alignment("K", "embed") / result.K.chance[0]
-        ).mean(1),
+        "K: embedding / chance": (result.alignment("K", "embed") / result.K.chance[0]).mean(1),
         "K: full / chance": (result.K.full[0] / result.K.chance[0]).mean(1),
         "share of V": shares.V[0].mean(1),
         "share of K": shares.K[0].mean(1),
@@ -210,15 +217,25 @@ def sets_section(model: object, data: object, budget: int | None) -> str:
         "blocks after the first": range(1, n),
         "second half": range(n // 2, n),
     }
-    cases = [("V", source, where) for where in ("all blocks", "second half")
-             for source in ("embed", "mean", "random")]
+    cases = [
+        ("V", source, where)
+        for where in ("all blocks", "second half")
+        for source in ("embed", "mean", "random")
+    ]
     cases += [("V", source, "blocks after the first") for source in ("0_mlp_out", "embed")]
     cases += [("K", "embed", "all blocks"), ("Q", "embed", "all blocks")]
     rows = []
     for role, source, where in cases:
         effect = va.substitute_input(
-            model, data, roles=(role,), source=source, layers=places[where], by="set",
-            skip_first=True, max_tokens=budget, progress=False,
+            model,
+            data,
+            roles=(role,),
+            source=source,
+            layers=places[where],
+            by="set",
+            skip_first=True,
+            max_tokens=budget,
+            progress=False,
         )
         rows.append(
             {
@@ -285,8 +302,11 @@ def correlations(
     for name, values in measures.items():
         found = stats.spearmanr(values.flatten().numpy()[later], delta)
         rows.append(
-            {"measure": name, "rank correlation with Δ loss": float(found.statistic),
-             "p": float(found.pvalue)}
+            {
+                "measure": name,
+                "rank correlation with Δ loss": float(found.statistic),
+                "p": float(found.pvalue),
+            }
         )
     return markdown(pd.DataFrame(rows))
 

@@ -1,7 +1,7 @@
 """The same analysis on a HookedTransformer (transformer-lens 2.18 to 3.x).
 
-    python examples/hooked_transformer.py            # a small random model, no network
-    python examples/hooked_transformer.py gpt2       # from_pretrained by name
+python examples/hooked_transformer.py            # a small random model, no network
+python examples/hooked_transformer.py gpt2       # from_pretrained by name
 """
 
 import sys

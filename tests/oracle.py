@@ -32,8 +32,22 @@ import oracle_families
 import torch
 from oracle_capture import array, capture, config_of, double, exact, stored_dtype
 
-__all__ = ["METRICS", "ROLES", "align", "array", "chance", "directions", "double", "exact",
-           "read_in", "read_in_error", "run", "scale_of", "value_output", "visible"]
+__all__ = [
+    "METRICS",
+    "ROLES",
+    "align",
+    "array",
+    "chance",
+    "directions",
+    "double",
+    "exact",
+    "read_in",
+    "read_in_error",
+    "run",
+    "scale_of",
+    "value_output",
+    "visible",
+]
 
 ROLES = ("Q", "K", "V", "OV")
 METRICS = ("norm", "energy", "pooled")
@@ -75,7 +89,7 @@ def scale_of(x, attention):
     """The norm's per-token divisor s(x), [batch, pos, 1]."""
     if attention.norm == "none":
         return np.ones(x.shape[:-1] + (1,))
-    return np.sqrt((visible(x, attention.norm)**2).mean(-1, keepdims=True) + attention.eps)
+    return np.sqrt((visible(x, attention.norm) ** 2).mean(-1, keepdims=True) + attention.eps)
 
 
 def directions(A, thresholds, dtype, width):
@@ -109,12 +123,24 @@ def align(x, basis):
     if basis.shape[1] == 0 or len(x) == 0:
         return dict.fromkeys(METRICS, math.nan)
     inside, whole = ((x @ basis) ** 2).sum(1), (x**2).sum(1)
-    return {"norm": np.sqrt(inside / whole).mean(), "energy": (inside / whole).mean(),
-            "pooled": inside.sum() / whole.sum()}
+    return {
+        "norm": np.sqrt(inside / whole).mean(),
+        "energy": (inside / whole).mean(),
+        "pooled": inside.sum() / whole.sum(),
+    }
 
 
-def run(model, ids, *, keep=None, skip_first=False, thresholds=(0.9, 0.5), roles=ROLES,
-        layers=None, **forward):
+def run(
+    model,
+    ids,
+    *,
+    keep=None,
+    skip_first=False,
+    thresholds=(0.9, 0.5),
+    roles=ROLES,
+    layers=None,
+    **forward,
+):
     """Everything of the module's docstring for ids [batch, pos] (int tensor).
 
     keep [batch, pos]: tokens that count (all by default). It is *not* an attention mask: give
@@ -125,8 +151,11 @@ def run(model, ids, *, keep=None, skip_first=False, thresholds=(0.9, 0.5), roles
     model = double(model)
     family = oracle_families.find(model)
     blocks = family.blocks(model)
-    attentions = {layer: made for layer, block in enumerate(blocks)
-                  if (made := family.attention(block, config_of(model))) is not None}
+    attentions = {
+        layer: made
+        for layer, block in enumerate(blocks)
+        if (made := family.attention(block, config_of(model))) is not None
+    }
     got = capture(model, family, ids, **forward)
     layers = sorted(attentions) if layers is None else list(layers)
     kept = np.ones(tuple(ids.shape), bool) if keep is None else np.array(keep, bool)
@@ -146,15 +175,34 @@ def run(model, ids, *, keep=None, skip_first=False, thresholds=(0.9, 0.5), roles
     tokens = {name: visible(x, norm)[kept] for name, x in streams.items()}
     full = {layer: visible(got.resid[layer], norm)[kept] for layer in layers}
     out = SimpleNamespace(
-        labels=labels, layers=layers, thresholds=thresholds, streams=streams, resid=got.resid,
-        kept=kept, upstream=upstream, attentions=attentions, captured=got, model=model, ids=ids,
+        labels=labels,
+        layers=layers,
+        thresholds=thresholds,
+        streams=streams,
+        resid=got.resid,
+        kept=kept,
+        upstream=upstream,
+        attentions=attentions,
+        captured=got,
+        model=model,
+        ids=ids,
         norms=np.array([np.linalg.norm(tokens[name], axis=1).mean() for name in labels]),
         full_norms=np.array([np.linalg.norm(full[layer], axis=1).mean() for layer in layers]),
-        dropped={name: int((np.linalg.norm(x, axis=1) == 0).sum()) for name, x in
-                 [*tokens.items(), *((("full", layer), x) for layer, x in full.items())]})
-    out.checks = SimpleNamespace(read_in={}, decomposition=np.array([
-        np.abs(sum(streams[name] for name in upstream[layer]) - got.resid[layer]).max()
-        / np.abs(got.resid[layer]).max() for layer in sorted(got.resid)]))
+        dropped={
+            name: int((np.linalg.norm(x, axis=1) == 0).sum())
+            for name, x in [*tokens.items(), *((("full", layer), x) for layer, x in full.items())]
+        },
+    )
+    out.checks = SimpleNamespace(
+        read_in={},
+        decomposition=np.array(
+            [
+                np.abs(sum(streams[name] for name in upstream[layer]) - got.resid[layer]).max()
+                / np.abs(got.resid[layer]).max()
+                for layer in sorted(got.resid)
+            ]
+        ),
+    )
     for role in roles:
         made = _role(role, out, tokens, full, dtype)
         if made is None:
@@ -176,22 +224,28 @@ def _role(role, out, tokens, full, dtype):
         width = A.shape[2]
         if role == "OV":
             A, b = value_output(attention, A), np.full((len(attention.W_O), 1), np.nan)
-        rows.append([_head(A[h], b[h], width, layer, out, tokens, full, dtype)
-                     for h in range(len(A))])
+        rows.append(
+            [_head(A[h], b[h], width, layer, out, tokens, full, dtype) for h in range(len(A))]
+        )
 
     def stack(name, metric=None):
         """[..., row, head] of one figure of every head."""
-        values = [[getattr(head, name) if metric is None else getattr(head, name)[metric]
-                   for head in row] for row in rows]
+        values = [
+            [getattr(head, name) if metric is None else getattr(head, name)[metric] for head in row]
+            for row in rows
+        ]
         return np.array(values)
 
     def last(x, n):
         """Move the two leading axes (row, head) behind the n axes that follow them."""
         return np.moveaxis(x, (0, 1), (n, n + 1))
 
-    made = SimpleNamespace(**{name: stack(name) for name in ("A", "b", "U", "s", "rank")},
-                           k=last(stack("k"), 1), projected=last(stack("projected"), 1),
-                           projected_full=stack("projected_full"))
+    made = SimpleNamespace(
+        **{name: stack(name) for name in ("A", "b", "U", "s", "rank")},
+        k=last(stack("k"), 1),
+        projected=last(stack("projected"), 1),
+        projected_full=stack("projected_full"),
+    )
     for name, axes in (("chance", 1), ("full", 1), ("by_source", 2)):
         setattr(made, name, {m: last(stack(name, m), axes) for m in METRICS})
     made.boxes = {m: made.full[m] > made.by_source[m][:, 0] for m in METRICS}
@@ -205,16 +259,29 @@ def _head(A, b, width, layer, out, tokens, full, dtype):
     nothing = dict.fromkeys(METRICS, math.nan)
     chances = [chance(k, space) for k in ks]
     fulls = [align(full[layer], U[:, :k]) for k in ks]
-    sources = [[align(tokens[name], U[:, :k]) if name in out.upstream[layer] else nothing
-                for name in out.labels] for k in ks]
+    sources = [
+        [
+            align(tokens[name], U[:, :k]) if name in out.upstream[layer] else nothing
+            for name in out.labels
+        ]
+        for k in ks
+    ]
     return SimpleNamespace(
-        A=A, b=b, U=U, s=s, rank=rank, k=ks,
-        projected=[((tokens[name] @ A) ** 2).sum(1).mean() if name in out.upstream[layer]
-                   else math.nan for name in out.labels],
+        A=A,
+        b=b,
+        U=U,
+        s=s,
+        rank=rank,
+        k=ks,
+        projected=[
+            ((tokens[name] @ A) ** 2).sum(1).mean() if name in out.upstream[layer] else math.nan
+            for name in out.labels
+        ],
         projected_full=((full[layer] @ A) ** 2).sum(1).mean(),
         chance={m: [c[m] for c in chances] for m in METRICS},
         full={m: [f[m] for f in fulls] for m in METRICS},
-        by_source={m: [[a[m] for a in row] for row in sources] for m in METRICS})
+        by_source={m: [[a[m] for a in row] for row in sources] for m in METRICS},
+    )
 
 
 def read_in_error(out, role, layer):

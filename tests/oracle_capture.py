@@ -17,6 +17,7 @@ class _StayDouble(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         def longer(value):
             return torch.float64 if isinstance(value, torch.dtype) and value in _SHORT else value
+
         if func in (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16):
             func = torch.Tensor.double
         return func(*map(longer, args), **{k: longer(v) for k, v in (kwargs or {}).items()})
@@ -50,7 +51,7 @@ def double(model):
     """A float64 copy of the model in eval mode; the original is not touched."""
     model = torch.nn.Module.to(copy.deepcopy(model), torch.float64).eval()
     if hasattr(model, "config"):
-        model.config._experts_implementation = "eager"      # the grouped kernel has no float64
+        model.config._experts_implementation = "eager"  # the grouped kernel has no float64
     else:
         model.cfg.dtype = torch.float64
     return model
@@ -68,16 +69,19 @@ def capture(model, family, ids, **forward):
     def block_input(layer):
         def hook(_, args, kwargs):
             got.resid[layer] = array(args[0] if args else kwargs["hidden_states"])
+
         return hook
 
     def keep(store, key, factor=1.0):
         def hook(_, args, output):
             store[key] = factor * array(first(output)).reshape(*ids.shape, -1)
+
         return hook
 
     def position(name):
         def hook(_, args, output):
             setattr(got, name, np.broadcast_to(array(output), (*ids.shape, output.shape[-1])))
+
         return hook
 
     def watch(module, hook):

@@ -178,9 +178,7 @@ def test_skip_first_leaves_position_0_alone():
 def test_batches_and_padding_do_not_matter():
     model = zoo.bridge("gpt2")
     ragged = [row[: 5 + n].tolist() for n, row in enumerate(IDS[:7])] + IDS[7:].tolist()
-    one, many = (
-        va.substitute_input(model, ragged, batch_size=n, progress=False) for n in (1, 8)
-    )
+    one, many = (va.substitute_input(model, ragged, batch_size=n, progress=False) for n in (1, 8))
     torch.testing.assert_close(one.delta, many.delta, rtol=0, atol=1e-6)
     assert one.n_tokens == sum(len(row) - 1 for row in ragged)
 

@@ -81,9 +81,7 @@ def test_weight_processing_moves_only_the_bias_of_values(name):
         torch.testing.assert_close(
             getattr(plain, role), getattr(processed, role), rtol=0, atol=2e-5
         )
-    torch.testing.assert_close(
-        plain.embedding.kept, processed.embedding.kept, rtol=0, atol=1e-5
-    )
+    torch.testing.assert_close(plain.embedding.kept, processed.embedding.kept, rtol=0, atol=1e-5)
 
 
 def test_the_embedding_in_the_stream_against_the_oracle():

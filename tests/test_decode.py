@@ -166,8 +166,10 @@ def test_top_tokens_are_those_of_the_whole_text(batch_size):
     result = va.analyze_value_alignment(model, ids, batch_size=batch_size, progress=False)
     scores = per_token(model, ids, "full").detach()
     table = va.top_tokens(result, LAYER, HEAD)
-    for end, order in (("largest", scores.flatten().argsort(descending=True)),
-                       ("smallest", scores.flatten().argsort())):
+    for end, order in (
+        ("largest", scores.flatten().argsort(descending=True)),
+        ("smallest", scores.flatten().argsort()),
+    ):
         rows = table[table["end"] == end]
         assert len(rows) == RANKS
         np.testing.assert_allclose(

@@ -14,9 +14,9 @@ import pytest
 import torch
 import zoo
 
-TOKEN = 2           # where features are flipped: inside every sliding window
-QUIET = 1e-12       # float64 rounding, after a softmax and a few matrix products
-LOUD = 1e-8         # far above rounding, and below what a saturated softmax still lets through
+TOKEN = 2  # where features are flipped: inside every sliding window
+QUIET = 1e-12  # float64 rounding, after a softmax and a few matrix products
+LOUD = 1e-8  # far above rounding, and below what a saturated softmax still lets through
 
 
 def watched(out, layer, pack=None, role=None, head=None):
@@ -41,8 +41,11 @@ def watched(out, layer, pack=None, role=None, head=None):
 
     if pack is not None:
         handles.append(pack.module.register_forward_hook(flip))
-    for module, hook in ((attention.pattern, pattern), (attention.z[0], z),
-                         (attention.summed, summed)):
+    for module, hook in (
+        (attention.pattern, pattern),
+        (attention.z[0], z),
+        (attention.summed, summed),
+    ):
         handles.append(module.register_forward_hook(hook))
     try:
         with oracle.exact():
@@ -63,16 +66,16 @@ def check_layout(out, layer, gated=False):
     for index, pack in enumerate(attention.packs):
         features = pack.split(out.captured.projected[layer, index])
         for role in pack.W:
-            values = features[role][0]                          # [pos, head, d_head]
+            values = features[role][0]  # [pos, head, d_head]
             kv = values.shape[1]
             for head in range(kv):
                 flipped, moved, _ = watched(out, layer, pack, role, head)
-                change = np.abs(flipped - pattern).max(-1)      # [query head, query]
+                change = np.abs(flipped - pattern).max(-1)  # [query head, query]
                 group = [h for h in range(n) if h * kv // n == head]
                 others = [h for h in range(n) if h not in group]
                 if role == "V":
                     assert change.max() < QUIET
-                    weight = pattern[group][:, :, TOKEN].T      # [query, query head]
+                    weight = pattern[group][:, :, TOKEN].T  # [query, query head]
                     expected = np.zeros_like(z)
                     expected[:, group] = -2 * weight[..., None] * values[TOKEN, head]
                     mixed = np.stack([pattern[h] @ values[:, h * kv // n] for h in range(n)], 1)
@@ -84,10 +87,10 @@ def check_layout(out, layer, gated=False):
                 assert change[others].max(initial=0) < QUIET
                 assert change[:, :TOKEN].max() < QUIET
                 assert change[group, TOKEN].min() > LOUD
-                if role == "Q":                                 # a query matters to its own row,
-                    assert change[:, TOKEN + 1:].max() < QUIET
-                else:                                           # a key to all later rows as well
-                    assert change[group, TOKEN + 1:].max(-1).min() > LOUD
+                if role == "Q":  # a query matters to its own row,
+                    assert change[:, TOKEN + 1 :].max() < QUIET
+                else:  # a key to all later rows as well
+                    assert change[group, TOKEN + 1 :].max(-1).min() > LOUD
 
 
 def check_logits(made, wanted):
@@ -117,17 +120,17 @@ def check_figures(out):
             assert np.isfinite(np.delete(by_source, later, 1)).all()
             if out.attentions[layer].norm == "LN" and role != "OV":
                 assert np.abs(made.A[row].sum(1)).max() < 1e-12
-        assert (made.full["energy"] >= made.full["norm"] ** 2 - 1e-12).all()    # Jensen
+        assert (made.full["energy"] >= made.full["norm"] ** 2 - 1e-12).all()  # Jensen
         assert ((made.chance["norm"] > 0) & (made.chance["norm"] <= 1)).all()
 
 
-@pytest.mark.bridge         # the oracle reads transformers 5; 2.x comes with transformers 4
+@pytest.mark.bridge  # the oracle reads transformers 5; 2.x comes with transformers 4
 @pytest.mark.parametrize("name", zoo.DECODERS)
 def test_a_transformers_model(name):
     model = zoo.build(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     ids = zoo.ids(2, 7)
-    ids[1, 5] = ids[0, 1]               # one token at two places
+    ids[1, 5] = ids[0, 1]  # one token at two places
     out = oracle.run(model, ids, thresholds=(0.9,))
     check_figures(out)
     check_layout(out, out.layers[-1], gated=name == "qwen3_next")
@@ -136,8 +139,11 @@ def test_a_transformers_model(name):
     # Staying in float64 changes rounding and nothing else.
     with torch.no_grad():
         logits = model(ids).logits
-    np.testing.assert_allclose(oracle.array(out.captured.output.logits), oracle.array(logits),
-                               atol=1e-5 * float(logits.abs().max()))
+    np.testing.assert_allclose(
+        oracle.array(out.captured.output.logits),
+        oracle.array(logits),
+        atol=1e-5 * float(logits.abs().max()),
+    )
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
@@ -174,8 +180,9 @@ def test_value_biases_cannot_be_folded_under_attention_sinks():
     """The default processing changes what gpt-oss computes; if this fails, zoo can drop its option
     and the package its care."""
     with pytest.raises(AssertionError):
-        check_logits(zoo.bridge("gpt_oss", compat=True, fold_value_biases=True),
-                     zoo.build("gpt_oss"))
+        check_logits(
+            zoo.bridge("gpt_oss", compat=True, fold_value_biases=True), zoo.build("gpt_oss")
+        )
 
 
 @pytest.mark.bridge
@@ -227,6 +234,7 @@ def test_new_falcon_is_refused():
 
 # The checks can fail -----------------------------------------------------------------------------
 
+
 @pytest.fixture(scope="module")
 def neox():
     return oracle.run(zoo.build("neox"), zoo.ids(2, 7), roles=("Q", "K", "V"))
@@ -235,9 +243,13 @@ def neox():
 @pytest.mark.parametrize("fault", ["gain twice", "no gain", "no offset", "no centring", "eps"])
 def test_read_in_error_sees_a_wrong_norm(neox, fault):
     good = neox.attentions[1]
-    changed = {"gain twice": dict(gain=good.gain**2), "no gain": dict(gain=np.ones(zoo.D)),
-               "no offset": dict(offset=np.zeros(zoo.D)), "no centring": dict(norm="RMS"),
-               "eps": dict(eps=0.1)}[fault]
+    changed = {
+        "gain twice": dict(gain=good.gain**2),
+        "no gain": dict(gain=np.ones(zoo.D)),
+        "no offset": dict(offset=np.zeros(zoo.D)),
+        "no centring": dict(norm="RMS"),
+        "eps": dict(eps=0.1),
+    }[fault]
     assert oracle.read_in_error(neox, "V", 1) < 1e-12
     neox.attentions[1] = replace(good, **changed)
     try:
@@ -276,6 +288,7 @@ def test_the_decomposition_sees_a_missing_factor(monkeypatch):
 
 # The mathematics, on matrices whose answer is known ---------------------------------------------
 
+
 def test_direction_counts_and_rank_of_a_known_spectrum():
     rng = np.random.default_rng(0)
     U, _ = np.linalg.qr(rng.normal(size=(16, 4)))
@@ -302,7 +315,8 @@ def test_alignment_inside_outside_and_between():
     # one long token inside, three short ones outside, one that is nothing
     tokens = np.stack([3 * basis[:, 0], basis[:, 5], basis[:, 6], basis[:, 7], 0 * basis[:, 0]])
     assert oracle.align(tokens, basis[:, :2]) == pytest.approx(
-        {"norm": 0.25, "energy": 0.25, "pooled": 9 / 12})
+        {"norm": 0.25, "energy": 0.25, "pooled": 9 / 12}
+    )
     assert math.isnan(oracle.align(tokens[-1:], basis)["norm"])
 
 
@@ -319,11 +333,13 @@ def test_kept_tokens_are_the_ones_that_count():
     keep = np.ones((2, 6), bool)
     keep[0, 3:] = False
     out = oracle.run(model, ids, keep=keep, skip_first=True, roles=("V",), thresholds=(0.9,))
-    assert out.kept.tolist() == [[False, True, True, False, False, False],
-                                 [False, True, True, True, True, True]]
+    assert out.kept.tolist() == [
+        [False, True, True, False, False, False],
+        [False, True, True, True, True, True],
+    ]
     x = out.resid[1] - out.resid[1].mean(-1, keepdims=True)
     x = np.concatenate([x[0, 1:3], x[1, 1:]])
-    U = np.linalg.svd(out.V.A[1, 2])[0][:, :out.V.k[0, 1, 2]]
+    U = np.linalg.svd(out.V.A[1, 2])[0][:, : out.V.k[0, 1, 2]]
     expected = np.mean([np.linalg.norm(U.T @ t) / np.linalg.norm(t) for t in x])
     assert out.V.full["norm"][0, 1, 2] == pytest.approx(expected, abs=1e-14)
     expected = np.mean([np.linalg.norm(t @ out.V.A[1, 2]) ** 2 for t in x])

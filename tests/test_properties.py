@@ -1,4 +1,4 @@
-"""What must hold of the measure itself, whatever the numbers: hypothesis on seeded random streams."""
+"""What must hold of the measure itself, whatever the numbers, on seeded random streams."""
 
 import math
 

@@ -41,9 +41,7 @@ def test_substituting_a_stream_by_itself_changes_nothing(name, processed):
     model = zoo.hooked(name, processed=processed)
     hooks = sum(len(point.fwd_hooks) for point in model.hook_dict.values())
     for roles in (("V",), ("Q", "K", "V")):
-        same = va.substitute_input(
-            model, IDS, roles=roles, source="full", by="set", progress=False
-        )
+        same = va.substitute_input(model, IDS, roles=roles, source="full", by="set", progress=False)
         assert abs(float(same.delta)) < 1e-6
     effect = va.substitute_input(model, IDS, progress=False)
     if name == "grouped_rotary":

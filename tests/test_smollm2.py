@@ -53,9 +53,7 @@ def test_v_needs_fifty_two_of_sixty_four_directions(result):
 
 
 def test_agrees_with_the_oracle(model):
-    ids = torch.randint(
-        1000, 40000, (2, 128), generator=torch.Generator().manual_seed(0)
-    )
+    ids = torch.randint(1000, 40000, (2, 128), generator=torch.Generator().manual_seed(0))
     layers = (0, 7, 15)
     result = va.analyze_value_alignment(
         model, ids, layers=layers, roles=("Q", "K", "V", "OV"), progress=False

@@ -47,7 +47,9 @@ def spoil(tensor, how):
 
 
 @pytest.mark.parametrize("how", ["shape", "dtype"])
-@pytest.mark.parametrize(("kind", "name"), FIELDS, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("kind", "name"), FIELDS, ids=lambda value: getattr(value, "__name__", value)
+)
 def test_every_tensor_field_is_checked(kind, name, how):
     value = VALUES[kind]
     with pytest.raises(TypeCheckError, match=name):

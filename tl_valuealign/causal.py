@@ -206,9 +206,7 @@ def make_units(
     return [Unit(f"L{layer}H{head}", (layer,), (head,)) for layer in layers for head in numbers]
 
 
-def _chosen_heads(
-    session: Session, heads: Sequence[int] | None, by: str
-) -> tuple[int, ...] | None:
+def _chosen_heads(session: Session, heads: Sequence[int] | None, by: str) -> tuple[int, ...] | None:
     counts = {role: session.view.n_heads(role) for role in session.roles}
     if len(set(counts.values())) > 1 and (heads is not None or by == "head"):
         raise InputError(

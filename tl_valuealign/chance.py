@@ -3,13 +3,11 @@
 import torch
 
 from tl_valuealign.errors import InputError
-from tl_valuealign.shapes import METRICS, ThresholdCounts, PerThreshold, typed
+from tl_valuealign.shapes import METRICS, PerThreshold, ThresholdCounts, typed
 
 
 @typed
-def chance_alignment(
-    n_directions: ThresholdCounts, readable_dim: int, metric: str
-) -> PerThreshold:
+def chance_alignment(n_directions: ThresholdCounts, readable_dim: int, metric: str) -> PerThreshold:
     """Expected alignment of a uniformly random direction, float64, [threshold, layer, head].
 
     With k directions in a readable space of dimension d' (d_model, less one under LayerNorm) the

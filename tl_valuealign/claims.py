@@ -85,9 +85,7 @@ def _verdict(heads: int, of: int) -> str:
 
 def _not_measured(claim: str, why: str) -> Claim:
     nan = float("nan")
-    return Claim(
-        claim, STATEMENTS[claim], "not measured", 0, 0, None, nan, "", nan, nan, nan, why
-    )
+    return Claim(claim, STATEMENTS[claim], "not measured", 0, 0, None, nan, "", nan, nan, nan, why)
 
 
 def _mean(values: Tensor) -> float:
@@ -96,7 +94,7 @@ def _mean(values: Tensor) -> float:
 
 
 def _beside_chance(ratio: float) -> str:
-    """"at 0.93 of chance, below it"; what a mean alignment over mean chance amounts to."""
+    """ "at 0.93 of chance, below it"; what a mean alignment over mean chance amounts to."""
     if np.isnan(ratio):
         return "without a chance level"
     place = "above it" if ratio > AT_CHANCE else "below it" if ratio < 1 / AT_CHANCE else "at it"

@@ -47,9 +47,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar, no summar
 
 @app.command()
 def analyze(
-    model: Annotated[
-        str, typer.Argument(help="Hugging Face name or local folder, such as gpt2.")
-    ],
+    model: Annotated[str, typer.Argument(help="Hugging Face name or local folder, such as gpt2.")],
     text: Annotated[
         list[Path] | None,
         typer.Option(help="UTF-8 text file; repeat for several. Default: bundled passages."),
@@ -176,5 +174,3 @@ def _plain_errors() -> Iterator[None]:
     except ValueAlignError as error:
         typer.echo(f"tl-valuealign: {error}", err=True)
         sys.exit(1)
-
-

@@ -130,9 +130,7 @@ def _candidates(view: ModelView, token_ids: Any) -> Tensor:
     return ids
 
 
-def _unit_embeddings(
-    view: ModelView, verified: Verified, ids: Tensor
-) -> tuple[Tensor, Tensor]:
+def _unit_embeddings(view: ModelView, verified: Verified, ids: Tensor) -> tuple[Tensor, Tensor]:
     """ē / ‖ē‖ of every id, [token, d_model], and the ids whose embedding is not zero."""
     norm = next(iter(verified.norms.values()))
     width = min(WIDTH, view.n_ctx or WIDTH)

@@ -82,9 +82,7 @@ class IdentityResult:
                 [[name], self.layers, range(values.share.shape[-1])],
                 names=["role", "layer", "head"],
             )
-            columns = {
-                key: getattr(values, key).reshape(-1).numpy() for key in ("share", "total")
-            }
+            columns = {key: getattr(values, key).reshape(-1).numpy() for key in ("share", "total")}
             frames.append(pd.DataFrame(columns, index=index).reset_index())
         return pd.concat(frames, ignore_index=True)
 

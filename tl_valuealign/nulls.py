@@ -107,8 +107,13 @@ class NullResult:
         frames = []
         for name, values in self.roles.items():
             index = pd.MultiIndex.from_product(
-                [[name], self.thresholds, self.sources, self.layers,
-                 range(values.observed.shape[-1])],
+                [
+                    [name],
+                    self.thresholds,
+                    self.sources,
+                    self.layers,
+                    range(values.observed.shape[-1]),
+                ],
                 names=["role", "threshold", "source", "layer", "head"],
             )
             keys = ("observed", "expected", "spread", "percentile", "relative")
@@ -212,9 +217,7 @@ def null_alignment(
                 drawn = torch.stack([stream.random_subspace(most, generator) for _ in range(draws)])
             for role in session.roles:
                 directions = [svd.directions for svd in heads[role]]
-                _against(
-                    found[role][:, :, number], counts[role], stream, places, directions, drawn
-                )
+                _against(found[role][:, :, number], counts[role], stream, places, directions, drawn)
     return NullResult(
         roles={role: RoleNull(*values) for role, values in found.items()},
         sources=labels,
@@ -264,8 +267,9 @@ def _against(
                 observed = own[place, head, k - 1]
                 if drawn is None:
                     others = own[:, :, k - 1].flatten()
-                    null = torch.cat([others[: place * n_heads + head],
-                                      others[place * n_heads + head + 1 :]])
+                    null = torch.cat(
+                        [others[: place * n_heads + head], others[place * n_heads + head + 1 :]]
+                    )
                     null = null[~null.isnan()]
                 else:
                     null = drawn[:, k - 1]

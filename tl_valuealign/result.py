@@ -170,7 +170,8 @@ class ValueAlignmentResult:
                 return index
         raise InputError(
             f"threshold {threshold!r} is not in this result, which has "
-            f"{', '.join(map(str, self.thresholds))}; pass thresholds=({threshold!r},) when analysing"
+            f"{', '.join(map(str, self.thresholds))}; ask for it with "
+            f"analyze_value_alignment(..., thresholds=({threshold!r},))"
         )
 
     def source_index(self, source: str) -> int:
@@ -192,7 +193,7 @@ class ValueAlignmentResult:
 
     @typed
     def stderr(self, role: str, source: str, threshold: float | None = None) -> PerHead:
-        """Standard error of :meth:`alignment` over sequences, [layer, head]; NaN under 8 of them."""
+        """Standard error of :meth:`alignment` over sequences, [layer, head]; NaN under 8."""
         values, index = self.role(role), self.threshold_index(threshold)
         if source == FULL:
             return values.full_stderr[index]
