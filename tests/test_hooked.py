@@ -149,6 +149,24 @@ def test_a_model_that_looks_ahead_is_found_out():
     assert tiny.analyze(model, zoo.ids(), layers=[0]).layers == (0,)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "close"),
+    [(torch.float64, 1e-10), (torch.float16, 2**-9), (torch.bfloat16, 2**-6)],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["LN", "grouped_rotary"])
+def test_other_dtypes(name, dtype, close):
+    """Against the oracle in float64 on the same stored weights."""
+    model, ids = zoo.hooked(name).to(dtype), zoo.ids()
+    result, truth = tiny.analyze(model, ids, roles=ROLES), oracle.run(model, ids)
+    assert result.provenance["dtype"] == str(dtype).removeprefix("torch.")
+    for role in ROLES:
+        mine, theirs = result.role(role), getattr(truth, role)
+        assert mine.n_directions.tolist() == theirs.k.tolist()
+        assert mine.numerical_rank.tolist() == theirs.rank.tolist()
+        assert abs(mine.full.numpy() - theirs.full["norm"]).max() < close
+
+
 def test_a_model_of_one_block():
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 

@@ -79,6 +79,7 @@ def decode_directions(
     view = ModelView(model)
     arguments.choices("role", (role,), ROLES)
     (layer,) = arguments.blocks("layer", (layer,), view.attention_layers, view.n_layers)
+    view.choose((layer,))
     (head,) = arguments.heads("head", (head,), view.n_heads(role)) or (0,)
     n_directions = arguments.count("n_directions", n_directions)
     n_tokens = arguments.count("n_tokens", n_tokens)
