@@ -81,20 +81,21 @@ def seconds(m: Model, machine: Machine, devices: int) -> dict[str, float]:
 
 
 def main() -> None:
-    print(f"{TOKENS:,} tokens in batches of {BATCH:,}, Q, K and V, attention outputs, 2 thresholds")
     print(
-        "| model | operations a token: forward, moments, per token | moments, directions, streams "
-        "in memory | one H200: bare, energy, norm | eight |"
+        "| model | operations a token: bare forward / moments / per token "
+        "| GiB: moments / directions / streams of a batch "
+        "| one H200, s: bare / energy / norm | eight |"
     )
     print("|---|---|---|---|---|")
     for m in MODELS:
         c = costs(m)
-        operations = ", ".join(f"{c[k] / 1e9:.2g} G" for k in ("bare", "moments", "tokens"))
-        room = ", ".join(
-            f"{c[k] / 2**30:.2g} GiB" for k in ("moment bytes", "direction bytes", "stream bytes")
-        )
+        operations = " / ".join(f"{c[k] / 1e9:.3g} G" for k in ("bare", "moments", "tokens"))
+        sizes = ("moment bytes", "direction bytes", "stream bytes")
+        room = " / ".join(f"{c[size] / 2**30:.2g}" for size in sizes)
         times = [
-            ", ".join(f"{t:.2g} s" for t in seconds(m, H200, devices).values())
+            " / ".join(
+                f"{t:.0f}" if t > 99 else f"{t:.2g}" for t in seconds(m, H200, devices).values()
+            )
             for devices in (1, 8)
         ]
         print(f"| {m.name} | {operations} | {room} | {times[0]} | {times[1]} |")

@@ -17,6 +17,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import numpy as np
 import pandas as pd
+import torch
 from scipy import stats
 from smollm2 import load_smollm2
 
@@ -296,7 +297,7 @@ def correlations(
         "embedding minus full stream": -result.V.excess[0],
         "signed share of the embedding": shares.V[0],
         "token identity": identity.V,
-        "number of the block": identity.V * 0 + pd.Series(identity.layers).to_numpy()[:, None],
+        "number of the block": torch.tensor(effect.unit_layers),
     }
     rows = []
     for name, values in measures.items():

@@ -156,6 +156,29 @@ def test_the_memory_of_moments_is_what_was_planned():
     assert plan.n_bytes == sum(kind.nbytes for kind in sums.flat) <= 2 * 7 * 300**2 * 8
 
 
+@pytest.mark.bridge
+@pytest.mark.parametrize("metric", ["norm", "energy"])
+def test_results_are_ordinary_tensors(metric):
+    """What inference mode makes cannot be used in training afterwards."""
+    result = run(zoo.bridge("gpt2"), metric=metric, keep_moments=True)
+    tensors = dict(_tensors("result", result))
+    assert len(tensors) > 40
+    for name, tensor in tensors.items():
+        assert not tensor.is_inference() and not tensor.requires_grad, name
+        assert tensor.device.type == "cpu", name
+
+
+def _tensors(name, value):
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _tensors(f"{name}.{key}", each)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _tensors(f"{name}.{field.name}", getattr(value, field.name))
+
+
 # Asking again -----------------------------------------------------------------------------------
 
 
