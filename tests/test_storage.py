@@ -443,6 +443,14 @@ def test_figures_of_fewer_digits(path, name, dtype):
     rejected(path, "does not fit|is stored as")
 
 
+def test_numbers_of_a_kind_that_no_result_holds(path):
+    header, _, _ = parts(path)
+    tensors = safetensors.torch.load_file(path)
+    tensors["/checks/decomposition"] = tensors["/checks/decomposition"].half()
+    safetensors.torch.save_file(tensors, path, metadata=header["__metadata__"])
+    rejected(path, "tensor '/checks/decomposition' is stored as torch.float16")
+
+
 def test_a_description_too_deep_to_walk(path, monkeypatch):
     """Where Python gives up depends on its version; the error does not."""
 
