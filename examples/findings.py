@@ -39,7 +39,7 @@ FOREIGN = (
     "Hindi",
 )
 # Tokens for substitution, which runs the model once for every block and head; None for all.
-BUDGETS = {"smollm2": 1536, "pocket": None}
+BUDGETS = {"smollm2": 1280, "pocket": None}
 TEXTS = {
     "smollm2": None,
     "pocket": [
@@ -299,14 +299,23 @@ def correlations(
         "token identity": identity.V,
         "number of the block": torch.tensor(effect.unit_layers),
     }
+    depth = stats.rankdata(np.array(effect.unit_layers)[later])
+
+    def apart_from_depth(ranks: np.ndarray) -> np.ndarray:
+        return ranks - np.polyval(np.polyfit(depth, ranks, 1), depth)
+
     rows = []
     for name, values in measures.items():
-        found = stats.spearmanr(values.flatten().numpy()[later], delta)
+        ranks = stats.rankdata(values.flatten().numpy()[later])
+        found = stats.spearmanr(ranks, delta)
+        partial = np.corrcoef(apart_from_depth(ranks), apart_from_depth(stats.rankdata(delta)))
+        of_depth = name == "number of the block"
         rows.append(
             {
                 "measure": name,
                 "rank correlation with Δ loss": float(found.statistic),
                 "p": float(found.pvalue),
+                "depth held fixed": float("nan") if of_depth else float(partial[0, 1]),
             }
         )
     return markdown(pd.DataFrame(rows))
