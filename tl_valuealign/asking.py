@@ -19,6 +19,8 @@ from tl_valuealign.symmetric import UpperRows
 if TYPE_CHECKING:
     from tl_valuealign.result import ValueAlignmentResult
 
+CURVE = tuple(part / 20 for part in range(1, 21))
+
 
 def ask(
     result: "ValueAlignmentResult",
@@ -79,6 +81,15 @@ def ask(
         provenance=facts | {"engine": "moments"},
         moments=moments,
     )
+
+
+def along_curve(result: "ValueAlignmentResult") -> "ValueAlignmentResult":
+    """The result at its own thresholds and at all of ``CURVE`` where its moments tell, without
+    standard errors then; the result itself where they do not."""
+    if result.moments is None or result.metric not in KINDS:
+        return result
+    more = [t for t in CURVE if all(abs(t - known) > 1e-9 for known in result.thresholds)]
+    return result.ask(thresholds=(*result.thresholds, *more))
 
 
 def captured(

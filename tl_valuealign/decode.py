@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tl_valuealign import arguments
-from tl_valuealign.adapter import ModelView
+from tl_valuealign.adapter import InputNorm, ModelView
 from tl_valuealign.chance import chance_alignment
 from tl_valuealign.errors import InputError, ModelError
 from tl_valuealign.extremes import require
@@ -25,6 +25,7 @@ from tl_valuealign.readin import decompose_role
 from tl_valuealign.result import ValueAlignmentResult
 from tl_valuealign.selfcheck import Verified, probe, verify
 from tl_valuealign.shapes import ROLES
+from tl_valuealign.spectra import HeadSVD
 
 ROWS, WIDTH = 8, 128
 
@@ -43,8 +44,8 @@ class Block:
 
 def decode_directions(
     model: Any,
-    layer: int,
-    head: int,
+    layer: int | None = None,
+    head: int | None = None,
     role: str = "V",
     *,
     n_directions: int = 8,
@@ -56,7 +57,7 @@ def decode_directions(
 
     Args:
         model: HookedTransformer or TransformerBridge.
-        layer, head: which head; native key/value heads for "K" and "V".
+        layer, head: which head; native key/value heads for "K" and "V". None: all there are.
         role: "Q", "K", "V" or "OV".
         n_directions: how many directions to read at least, in order of singular value.
         n_tokens: how many tokens to list at each end.
@@ -65,58 +66,91 @@ def decode_directions(
         token_ids: the tokens to choose from; None for the whole vocabulary.
 
     Returns:
-        A table with columns direction ("0", or "3-5" for a block), singular_value (root mean
-        square in a block), share (of all squared singular values), positive and negative (lists
-        of tokens), positive_cosine and negative_cosine (‖U_Bᵀē‖ / ‖ē‖ of each, signed for single
-        directions). A block has no ends: its strongest tokens are under positive, and negative is
-        empty. For "OV" also positive_writes and negative_writes: the tokens whose logits rise most
-        by what the head writes for the strongest token of that end, through this direction alone.
+        A table with columns role, layer, head, direction ("0", or "3-5" for a block),
+        singular_value (root mean square in a block), share (of all squared singular values),
+        positive and negative (lists of tokens), positive_cosine and negative_cosine
+        (‖U_Bᵀē‖ / ‖ē‖ of each, signed for single directions). A block has no ends: its strongest
+        tokens are under positive, and negative is empty. For "OV" also positive_writes and
+        negative_writes: the tokens whose logits rise most by what the head writes for the
+        strongest token of that end, through this direction alone. Where all heads are asked for,
+        those whose matrix is zero have no rows. ``attrs["model_hash"]`` tells whose table it is.
 
     Raises:
         InputError: an argument is out of range.
-        ModelError, SelfCheckError: as ``analyze_value_alignment``.
+        ModelError: the one head that was asked for has a zero matrix, or as
+            ``analyze_value_alignment``.
+        SelfCheckError: as ``analyze_value_alignment``.
     """
     view = ModelView(model)
     arguments.choices("role", (role,), ROLES)
-    (layer,) = arguments.blocks("layer", (layer,), view.attention_layers, view.n_layers)
-    view.choose((layer,))
-    (head,) = arguments.heads("head", (head,), view.n_heads(role)) or (0,)
+    wanted = None if layer is None else (layer,)
+    layers = arguments.blocks("layer", wanted, view.attention_layers, view.n_layers)
+    view.choose(layers)
+    one = None if head is None else (head,)
+    heads = arguments.heads("head", one, view.n_heads(role)) or range(view.n_heads(role))
     n_directions = arguments.count("n_directions", n_directions)
     n_tokens = arguments.count("n_tokens", n_tokens)
     ids = _candidates(view, token_ids)
+    rows: list[dict[str, Any]] = []
     with view.quiet():
-        verified = verify(view, *probe(view), (layer,), (role,))
-        norm = verified.norms[layer]
-        svd = decompose_role(view, role, layer, norm)
-        directions, values = svd.directions[head].cpu(), svd.singular_values[head].cpu()
+        verified = verify(view, *probe(view), layers, (role,))
         unit, ids = _unit_embeddings(view, verified, ids)
-        total = values.square().sum()
-        if not float(total) > 0:
-            raise ModelError(f"L{layer}H{head}, role {role}: a zero matrix looks for nothing")
-        rows = []
-        for block in _blocks(values, n_directions, closeness):
+        for block in layers:
+            norm = verified.norms[block]
+            svd = decompose_role(view, role, block, norm)
+            for each in heads:
+                reader = _Reader(view, norm, role, block, each, svd)
+                found = reader.rows(unit, ids, n_directions, n_tokens, closeness)
+                if not found and None not in (layer, head):
+                    raise ModelError(
+                        f"L{block}H{each}, role {role}: a zero matrix looks for nothing"
+                    )
+                rows += [{"role": role, "layer": block, "head": each} | row for row in found]
+    table = pd.DataFrame(rows)
+    table.attrs["model_hash"] = view.model_hash()
+    return table
+
+
+class _Reader:
+    """One head's directions, read in tokens."""
+
+    def __init__(
+        self, view: ModelView, norm: InputNorm, role: str, layer: int, head: int, svd: HeadSVD
+    ) -> None:
+        self.view, self.norm, self.role, self.layer, self.head = view, norm, role, layer, head
+        self.directions, self.values = svd.directions[head].cpu(), svd.singular_values[head].cpu()
+
+    def rows(
+        self, unit: Tensor, ids: Tensor, n_directions: int, n_tokens: int, closeness: float
+    ) -> list[dict[str, Any]]:
+        """One row per direction or block; none for a zero matrix."""
+        found = []
+        total = self.values.square().sum()
+        for block in _blocks(self.values, n_directions, closeness):
             inside = slice(block.first, block.last + 1)
-            basis = directions[:, inside]
-            ends = _ends(unit, basis, n_tokens)
-            squared = values[inside].square()
+            basis = self.directions[:, inside]
+            squared = self.values[inside].square()
             row: dict[str, Any] = {
                 "direction": block.label,
                 "singular_value": float(squared.mean().sqrt()),
                 "share": float(squared.sum() / total),
             }
-            for name, (places, cosines) in ends.items():
-                row[name] = [_word(view, int(token)) for token in ids[places]]
+            for name, (places, cosines) in _ends(unit, basis, n_tokens).items():
+                row[name] = [_word(self.view, int(token)) for token in ids[places]]
                 row[f"{name}_cosine"] = [float(cosine) for cosine in cosines]
-                if role == "OV":
-                    row[f"{name}_writes"] = []
-                    if len(places):
-                        seen = basis.T @ unit[places[0]].to(basis)
-                        read = view.read_in("OV", layer, norm)[head].cpu().to(basis)
-                        out = view.write_out(layer, norm)[head].cpu().to(basis)
-                        written = ((basis @ seen) @ read) @ out
-                        row[f"{name}_writes"] = _raised(view, written, n_tokens)
-            rows.append(row)
-    return pd.DataFrame(rows)
+                if self.role == "OV":
+                    strongest = unit[places[:1]].to(basis)
+                    row[f"{name}_writes"] = self._writes(basis, strongest, n_tokens)
+            found.append(row)
+        return found
+
+    def _writes(self, basis: Tensor, strongest: Tensor, n_tokens: int) -> list[str]:
+        """Tokens that the head writes for the one row of ``strongest``, where there is one."""
+        if not len(strongest):
+            return []
+        read = self.view.read_in("OV", self.layer, self.norm)[self.head].cpu().to(basis)
+        out = self.view.write_out(self.layer, self.norm)[self.head].cpu().to(basis)
+        return _raised(self.view, ((basis @ (basis.T @ strongest[0])) @ read) @ out, n_tokens)
 
 
 def _candidates(view: ModelView, token_ids: Any) -> Tensor:

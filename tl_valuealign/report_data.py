@@ -15,7 +15,7 @@ from tl_valuealign.plots.boxes import dash_start, has_intervals
 from tl_valuealign.plots.canvas import Look
 from tl_valuealign.plots.directions import draw_directions
 from tl_valuealign.plots.explorer import draw_explorer_base, level_axis
-from tl_valuealign.plots.explorer_menus import scales
+from tl_valuealign.plots.explorer_slider import scales
 from tl_valuealign.plots.full_stream import draw_full_stream
 from tl_valuealign.plots.grid import hover
 from tl_valuealign.plots.norms import draw_norms

@@ -4,12 +4,11 @@ import numpy as np
 import plotly.graph_objects as go
 
 from tl_valuealign.plots.boxes import draw_boxes, has_intervals, interval_note
-from tl_valuealign.plots.canvas import BAR_GAP, Canvas, Look, Panel
+from tl_valuealign.plots.canvas import Canvas, Look, Panel
 from tl_valuealign.plots.common import (
     EMBED,
     FULL_STREAM,
     GREY,
-    KIND,
     Array,
     alignment_range,
     known,
@@ -21,22 +20,12 @@ from tl_valuealign.plots.common import (
     thinned,
     value_scale,
 )
-from tl_valuealign.plots.grid import (
-    Cells,
-    draw_cells,
-    draw_zero_heads,
-    fit,
-    head_axis,
-    hover,
-    layer_axis,
-    name_gaps,
-    numbers,
-)
+from tl_valuealign.plots.grid import draw_zero_heads, hover, name_gaps, numbers
+from tl_valuealign.plots.role_grids import UNDER_GRID, RoleGrid, draw_role_grids, role_cells
 from tl_valuealign.result import ValueAlignmentResult
 from tl_valuealign.shapes import typed
 
-LEFT, BETWEEN, HEADING, UNDER_GRID, STRIP, UNDER_STRIP = 56, 26, 22, 52, 66, 48
-NARROWEST_GRID = 116
+STRIP, UNDER_STRIP = 66, 48
 
 
 @typed
@@ -63,101 +52,47 @@ def draw_full_stream(
         look,
     )
     roles = list(result.roles)
-    cells = {role: _cells(result, role) for role in roles}
-    widest = max(cell.across for cell in cells.values())
-    fitting = max(1, min(len(roles), (look.page - LEFT - 110) // (widest + BETWEEN)))
-    columns = 1 if look.narrow else fitting
-    down = cells[roles[0]].down
-    block = HEADING + down + UNDER_GRID + STRIP + UNDER_STRIP
+    grids = [_grid(result, role, index, relative) for role in roles]
+    panels, width, height = draw_role_grids(canvas, result.layers, grids, STRIP + UNDER_STRIP)
     low, high = _strip_range(result, index, relative)
-    right = 0.0
-    for place, role in enumerate(roles):
-        row, column = divmod(place, columns)
-        if column == 0:
-            left = float(LEFT)
-        top = row * block + HEADING
-        panel = _grid(canvas, result, role, index, relative, cells[role], left, top, column == 0)
+    for place, (grid, panel) in enumerate(zip(grids, panels, strict=True)):
+        labelled = panel.left == panels[0].left
         strip = canvas.panel(
-            left,
-            top + down + UNDER_GRID,
+            panel.left,
+            panel.top + panel.height + UNDER_GRID,
             panel.width,
             STRIP,
             x=_block_axis(result, panel.width),
             y={
                 "range": [low, high],
                 "nticks": 4,
-                "showticklabels": column == 0,
-                "title": {"text": "layer mean" if column == 0 else ""},
+                "showticklabels": labelled,
+                "title": {"text": "layer mean" if labelled else ""},
                 "showgrid": True,
             },
         )
-        _strip(canvas, strip, result, role, index, relative, legend=place == 0)
-        left += panel.width + BETWEEN
-        right = max(right, left - BETWEEN)
-    for role in roles:
-        if role == "V":
-            draw_boxes(canvas, _panel_of(canvas, role), result, role, index, cells[role])
+        _strip(canvas, strip, result, grid.role, index, relative, legend=place == 0)
+        missing = ~np.isfinite(grid.z)
+        draw_zero_heads(canvas, panel, missing, result.layers, role=grid.role)
+        if grid.role == "V":
+            shapes = {each.role: each.z.shape for each in grids}
+            draw_boxes(canvas, panel, result, "V", index, role_cells("V", shapes))
     name_gaps(canvas, "zero read-in matrix")
     canvas.layout["coloraxis"] = _scale(result, index, relative)
-    width = canvas.colour_bar(right + BAR_GAP, HEADING, max(down, 120))
-    rows = -(-len(roles) // columns)
-    return canvas.figure(width, rows * block)
+    return canvas.figure(width, height)
 
 
-def _panel_of(canvas: Canvas, role: str) -> Panel:
-    axis = next(t.xaxis for t in canvas.traces if t.meta and t.meta.get("role") == role)
-    return next(panel for panel, _, _ in canvas._panels if panel.x == axis)
-
-
-def _cells(result: ValueAlignmentResult, role: str) -> Cells:
-    """Cells of one height for all roles; a key/value head may span the query heads it serves."""
-    layers, heads = result.role(role).numerical_rank.shape
-    most = max(values.numerical_rank.shape[1] for values in result.roles.values())
-    base = fit(layers, most, 260, 480)
-    served = min(base.width * most // heads, 3 * base.width)
-    return Cells(layers, heads, max(served, -(-NARROWEST_GRID // heads)), base.height)
-
-
-def _grid(
-    canvas: Canvas,
-    result: ValueAlignmentResult,
-    role: str,
-    index: int,
-    relative: bool,
-    cells: Cells,
-    left: float,
-    top: float,
-    first: bool,
-) -> Panel:
+def _grid(result: ValueAlignmentResult, role: str, index: int, relative: bool) -> RoleGrid:
     values = result.role(role)
-    panel = canvas.panel(
-        left,
-        top,
-        cells.across,
-        cells.down,
-        x=head_axis(cells.columns, cells.width),
-        y=layer_axis(result.layers, cells.height, labels=first),
-    )
-    name = KIND.get(role, "heads")
-    canvas.note(f"<b>{safe(role)}</b>  {cells.columns} {name}", left, top - 5, yanchor="bottom")
     full = values.full[index].numpy()
     behind = numbers(result, role, index, full, values.full_stderr[index].numpy())
-    draw_cells(
-        canvas,
-        panel,
-        np.log2(behind[..., 3]) if relative else full,
-        behind,
-        hover(
-            role,
-            "full stream",
-            values.singular_values.shape[-1],
-            intervals=has_intervals(result, role, index),
-        ),
-        role=role,
-        gap=1 if min(cells.width, cells.height) >= 12 else 0,
+    template = hover(
+        role,
+        "full stream",
+        values.singular_values.shape[-1],
+        intervals=has_intervals(result, role, index),
     )
-    draw_zero_heads(canvas, panel, ~np.isfinite(full), result.layers, role=role)
-    return panel
+    return RoleGrid(role, np.log2(behind[..., 3]) if relative else full, behind, template)
 
 
 def _block_axis(result: ValueAlignmentResult, width: float) -> dict[str, object]:
