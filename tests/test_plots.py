@@ -7,11 +7,13 @@ import numpy as np
 import plotly.graph_objects as go
 import plotly.io as pio
 import pytest
+import torch
 from fakes import fake_result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typeguard import TypeCheckError
 
+import tl_valuealign as va
 from tl_valuealign import InputError
 from tl_valuealign.plots import (
     plot_directions,
@@ -490,11 +492,26 @@ def decoded(value):
     return np.asarray(value)
 
 
+CLICKS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 100)), max_size=8)
+
+
 @settings(max_examples=25, deadline=None)
-@given(clicks=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 100)), max_size=8))
+@given(clicks=CLICKS)
 def test_any_order_of_clicks_shows_what_the_menus_say(explored, clicks):
-    result, figure = explored
+    check_clicks(*explored, clicks)
+
+
+@pytest.mark.bridge
+@settings(max_examples=10, deadline=None)
+@given(clicks=CLICKS)
+def test_with_moments_the_slider_covers_the_whole_curve(explored_curve, clicks):
+    check_clicks(*explored_curve, [*clicks, (3, sum(number for _, number in clicks))])
+
+
+def check_clicks(result, figure, clicks):
     browser, roles = Browser(figure), list(result.roles)
+    order = sorted(range(len(result.thresholds)), key=lambda index: result.thresholds[index])
+    assert figure.layout.sliders[0].active == order.index(0)
     role, source, view, threshold = "V", "full", 0, 0
     sources = ["full", *result.sources[:-1]]
     for menu, number in clicks:
@@ -508,7 +525,8 @@ def test_any_order_of_clicks_shows_what_the_menus_say(explored, clicks):
         elif menu == 2:
             view = pick
         else:
-            threshold = pick
+            threshold = order[pick]
+            assert steps[pick]["label"] == f"{100 * result.thresholds[threshold]:.4g}%"
     tau = result.thresholds[threshold]
     expected = result.alignment(role, source, tau).numpy()
     if view:
@@ -545,6 +563,24 @@ def explored():
     result = fake_result(5, 4, 2, seed=4)
     assert (result.boxes(0.9) != result.boxes(0.5)).any(), "or the slider could not be tested"
     return result, plot_explorer(result)
+
+
+@pytest.fixture(scope="module")
+def explored_curve():
+    """What the moments tell, and a run that was asked for every threshold from the start."""
+    model, text = va.pocket_model(), torch.arange(240).reshape(10, 24)
+    kept = va.analyze_value_alignment(
+        model, text, metric="energy", thresholds=(0.9, 0.3), keep_moments=True, progress=False
+    )
+    curve = tuple(percent / 100 for percent in range(5, 101, 5))
+    whole = va.analyze_value_alignment(
+        model,
+        text,
+        metric="energy",
+        thresholds=(0.9, *(share for share in curve if share != 0.9)),
+        progress=False,
+    )
+    return whole, plot_explorer(kept)
 
 
 def test_explorer_offers_a_selection_when_all_would_be_too_much(results):

@@ -29,6 +29,8 @@ from tl_valuealign.plots import (
 )
 from tl_valuealign.plots.contributions import plot_contributions
 from tl_valuealign.plots.effect import plot_effect
+from tl_valuealign.plots.identity import plot_identity
+from tl_valuealign.plots.nulls import plot_null
 from tl_valuealign.pocket import pocket_model
 from tl_valuealign.report import write_report
 from tl_valuealign.result import Checks, RoleResult, ValueAlignmentResult
@@ -64,7 +66,9 @@ __all__ = [
     "plot_effect",
     "plot_explorer",
     "plot_full_stream",
+    "plot_identity",
     "plot_norms",
+    "plot_null",
     "plot_projected_norms",
     "plot_sources",
     "pocket_model",

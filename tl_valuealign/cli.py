@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +24,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+# A result, and what else its report shows.
+Found = tuple[ValueAlignmentResult, dict[str, Any]]
+DEMO_TOKENS = 1500  # for the further questions
 
 
 class Metric(str, enum.Enum):
@@ -79,6 +84,15 @@ def analyze(
     batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 8,
     dtype: Annotated[Dtype, typer.Option(help="Load the weights as.")] = Dtype.float32,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, …")] = None,
+    further: Annotated[
+        bool,
+        typer.Option(
+            "--further",
+            help="Also what the vectors are made of, whether they are lookups by token, what "
+            "substituting the embedding costs, and which tokens the directions point to. Takes "
+            "a few times as long.",
+        ),
+    ] = False,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
@@ -88,10 +102,10 @@ def analyze(
     from tl_valuealign import analyze_value_alignment
     from tl_valuealign.adapter import load_model
 
-    def run() -> ValueAlignmentResult:
+    def run() -> Found:
         data = [_read(path) for path in text] if text else None
         loaded = load_model(model, dtype=getattr(torch, dtype.value), device=device)
-        return analyze_value_alignment(
+        result = analyze_value_alignment(
             loaded,
             data,
             roles=role or ("Q", "K", "V"),
@@ -103,6 +117,15 @@ def analyze(
             batch_size=batch_size,
             progress=not quiet,
         )
+        if not further:
+            return result, {}
+        options = {
+            "skip_first": skip_first,
+            "batch_size": batch_size,
+            "max_tokens": max_tokens,
+            "progress": not quiet,
+        }
+        return result, _further(loaded, data, result, **options)
 
     _deliver(run, out, overwrite=overwrite, quiet=quiet)
 
@@ -115,25 +138,50 @@ def demo(
 ) -> None:
     """Analyse the bundled pocket model: real weights, no arguments, no network."""
     from tl_valuealign import analyze_value_alignment, pocket_model
+    from tl_valuealign.asking import CURVE
 
-    def run() -> ValueAlignmentResult:
-        return analyze_value_alignment(pocket_model(), progress=not quiet)
+    def run() -> Found:
+        model, progress = pocket_model(), not quiet
+        curve = (0.9, 0.5, *(share for share in CURVE if share not in (0.9, 0.5)))
+        result = analyze_value_alignment(model, thresholds=curve, progress=progress)
+        return result, _further(model, None, result, max_tokens=DEMO_TOKENS, progress=progress)
 
     _deliver(run, out, overwrite=overwrite, quiet=quiet)
 
 
-def _deliver(
-    run: Callable[[], ValueAlignmentResult], out: Path, *, overwrite: bool, quiet: bool
-) -> None:
+def _further(model: Any, data: Any, result: ValueAlignmentResult, **options: Any) -> dict[str, Any]:
+    """What the further questions add to a report."""
+    import pandas as pd
+
+    from tl_valuealign import (
+        contribution_shares,
+        decode_directions,
+        substitute_input,
+        token_identity,
+    )
+
+    asked = options | {"layers": result.layers}
+    roles = [role for role in result.roles if role != "OV"]
+    answers: list[Any] = []
+    if roles:
+        answers.append(contribution_shares(model, data, roles=roles, **asked))
+        answers.append(token_identity(model, data, roles=roles, **asked))
+    if "V" in roles:
+        answers.append(substitute_input(model, data, **asked))
+    tables = [decode_directions(model, role=role, n_directions=4) for role in result.roles]
+    return {"further": answers, "directions": pd.concat(tables, ignore_index=True)}
+
+
+def _deliver(run: Callable[[], Found], out: Path, *, overwrite: bool, quiet: bool) -> None:
     """Check that the folder can be written before the work, then write all of it."""
     from tl_valuealign.report import write_report
 
     with _plain_errors():
         result_path, report_path = out / "result.safetensors", out / "report.html"
         _prepare(out, (result_path, report_path), overwrite=overwrite)
-        result = run()
+        result, more = run()
         result.save(result_path, overwrite=overwrite)
-        write_report(result, report_path, overwrite=overwrite)
+        write_report(result, report_path, overwrite=overwrite, **more)
         _write_figures(result, out / "figures")
         if not quiet:
             typer.echo(result.summary())

@@ -2,16 +2,20 @@
 
 import os
 import secrets
+from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from plotly.offline import get_plotlyjs
 
 from tl_valuealign.errors import StorageError
-from tl_valuealign.report_data import PLAIN, Plate, page_data, plates
+from tl_valuealign.plots.canvas import Look
+from tl_valuealign.report_data import page_data
 from tl_valuealign.report_images import render
+from tl_valuealign.report_plates import Further, Plate, further_plates, plates
 from tl_valuealign.report_text import asked, found, measured
 from tl_valuealign.result import ValueAlignmentResult
 from tl_valuealign.shapes import typed
@@ -28,39 +32,57 @@ def write_report(
     result: ValueAlignmentResult,
     path: str | os.PathLike[str],
     *,
+    further: Sequence[Further] = (),
+    directions: pd.DataFrame | None = None,
     overwrite: bool = False,
     images: str | None = None,
 ) -> None:
     """Write the report to ``path``: one HTML file that needs no network.
 
-    ``images`` ("png", "svg" or "pdf") also writes every figure beside it, named after it, through
-    kaleido. Files appear whole or not at all. Raises ``StorageError`` if a file exists while
-    ``overwrite`` is false, or cannot be written; ``InputError`` for another kind of image;
-    ``DependencyError`` saying what to install if images cannot be drawn.
+    Args:
+        further: answers to further questions of the same model: what ``contribution_shares``,
+            ``token_identity``, ``null_alignment`` and ``substitute_input`` (by layer or by head)
+            return. Their figures follow the post's.
+        directions: what ``decode_directions(model, role=...)`` returns, or several of these
+            concatenated. A head's panel then shows the tokens along its top directions.
+        images: "png", "svg" or "pdf" also writes every figure beside the report, named after it,
+            through kaleido.
+
+    The explorer's slider covers the whole curve under the conditions of ``plot_explorer``. Files
+    appear whole or not at all. Raises ``StorageError`` if a file exists while ``overwrite`` is
+    false, or cannot be written; ``InputError`` for another kind of image, and for answers or
+    directions of another model; ``DependencyError`` saying what to install if images cannot be
+    drawn.
     """
     target = Path(path)
-    shown = plates(result)
+    shown, more = plates(result), further_plates(result, further)
     pictures = {
         plate.name: target.with_name(f"{target.stem}-{plate.name}.{images}")
-        for plate in (shown if images is not None else [])
+        for plate in ([*shown, *more] if images is not None else [])
     }
     for file in (target, *pictures.values()):
         _require_free(file, overwrite)
     drawn: dict[str, bytes] = {}
     if images is not None:
-        drawn = render({plate.name: plate.draw(PLAIN) for plate in shown}, images)
+        drawn = render({plate.name: plate.draw(Look()) for plate in [*shown, *more]}, images)
     contents = {pictures[name]: image for name, image in drawn.items()}
-    _write(contents | {target: page(result, shown).encode("utf-8")})
+    text = page(result, shown, more, directions)
+    _write(contents | {target: text.encode("utf-8")})
 
 
-def page(result: ValueAlignmentResult, shown: list[Plate]) -> str:
+def page(
+    result: ValueAlignmentResult,
+    shown: list[Plate],
+    more: list[Plate],
+    directions: pd.DataFrame | None,
+) -> str:
     """The page's HTML."""
     name = escape(str(result.provenance["model_name"]))
     contents = "".join(
         f"<li><a href='#{anchor}'>{words}</a></li>"
         for anchor, words in (
             ("found", "What was found"),
-            *((plate.name, escape(plate.title)) for plate in shown),
+            *((plate.name, escape(plate.title)) for plate in [*shown, *more]),
             ("explore", "Explore"),
             ("measured", "How it was measured"),
         )
@@ -90,6 +112,8 @@ def page(result: ValueAlignmentResult, shown: list[Plate]) -> str:
 figure, arrow keys to a head, Enter to open it, Escape to come back.</p>
 <noscript><p><b>The figures need JavaScript; the tables do not.</b></p></noscript>
 {"".join(_figure(plate) for plate in shown)}
+{"<h2>Further questions</h2>" if more else ""}
+{"".join(_figure(plate) for plate in more)}
 {_explorer()}
 <h2 id="measured">How it was measured</h2>
 {measured(result)}
@@ -98,7 +122,7 @@ figure, arrow keys to a head, Enter to open it, Escape to come back.</p>
 <div id="spoken" class="hidden" aria-live="polite"></div>
 <footer></footer>
 <script>{get_plotlyjs()}</script>
-<script id="data" type="application/json">{page_data(result, shown)}</script>
+<script id="data" type="application/json">{page_data(result, [*shown, *more], directions)}</script>
 <script>{_asset("report.js")}</script>
 </body>
 </html>
@@ -149,6 +173,14 @@ def _dialog() -> str:
 <div class="chart" id="head-curve"></div></section>
 <h3>How concentrated the matrix is</h3>
 <div class="chart" id="head-spectrum"></div>
+<section id="head-directions-section" hidden><h3>Tokens along the top directions</h3>
+<p class="quiet">A direction has two ends; which is which means nothing.</p>
+<div class="scroll"><table id="head-directions"></table></div></section>
+<section id="head-tokens-section" hidden><h3>Tokens of the text that it sees most and least of</h3>
+<div class="bar"><label>in <select id="head-stream">
+<option value="full">the full stream</option><option value="embed">the token embedding</option>
+</select></label></div>
+<div class="scroll"><table id="head-tokens"></table></div></section>
 </div></dialog>
 """
 

@@ -8,7 +8,7 @@ const $ = (id) => document.getElementById(id);
 
 /* ---------- numbers: 16-bit fractions and small counts, decoded once ---------- */
 
-const BYTES = { u1: Uint8Array, u2: Uint16Array, f4: Float32Array };
+const BYTES = { u1: Uint8Array, u2: Uint16Array, i4: Int32Array, f4: Float32Array };
 
 function decode(packed) {
   if (!packed) return null;
@@ -23,6 +23,13 @@ for (const [name, role] of Object.entries(DATA.roles)) {
   ROLES[name] = { ...role };
   for (const key of ["alignment", "stderr", "chance", "directions", "rank", "boxes", "spectrum"]) {
     ROLES[name][key] = decode(role[key]);
+  }
+}
+const TOKENS = DATA.tokens ? DATA.tokens.roles : {};
+for (const streams of Object.values(TOKENS)) {
+  for (const stream of Object.values(streams)) {
+    stream.ids = decode(stream.ids);
+    stream.values = decode(stream.values);
   }
 }
 const LAYERS = DATA.layers;
@@ -46,6 +53,7 @@ function at(role, t, s, l, h) {
 const FULL = DATA.sources.length - 1;
 const number = (v, digits = 3) => Number.isFinite(v) ? v.toFixed(digits) : "–";
 const share = (t) => `${+(DATA.thresholds[t] * 100).toPrecision(4)}%`;
+const ASCENDING = [...DATA.thresholds.keys()].sort((a, b) => DATA.thresholds[a] - DATA.thresholds[b]);
 const spread = (v) => Number.isFinite(v) ? ` ± ${number(v)}` : "";
 
 /* ---------- figures ---------- */
@@ -66,7 +74,7 @@ async function draw(element, data, layouts) {
   await Plotly.newPlot(element, data, layout, CONFIG);
   element.on("plotly_click", (event) => {
     const head = headOf(event.points[0]);
-    if (head) openHead(head);
+    if (head) openHead(head, element);
   });
   const cursor = document.createElement("div");
   cursor.className = "cursor";
@@ -109,7 +117,7 @@ function listen(element) {
       if (next) show(next);
     } else if ((event.key === "Enter" || event.key === " ") && here) {
       event.preventDefault();
-      openHead(here.of);
+      openHead(here.of, element);
     }
   });
 }
@@ -271,15 +279,14 @@ function wireExplorer() {
   fill($("explore-view"), [["0", "alignment"], ["1", "relative to chance"]], "0",
     (v) => { state.view = +v; explore(); });
   const slider = $("explore-threshold");
-  const rank = [...DATA.thresholds.keys()].sort((a, b) => DATA.thresholds[a] - DATA.thresholds[b]);
-  slider.max = rank.length - 1;
-  slider.value = rank.indexOf(state.t);
+  slider.max = ASCENDING.length - 1;
+  slider.value = ASCENDING.indexOf(state.t);
   slider.addEventListener("input", () => {
-    state.t = rank[+slider.value];
+    state.t = ASCENDING[+slider.value];
     slider.setAttribute("aria-valuetext", share(state.t));
     explore();
   });
-  slider.disabled = rank.length < 2;
+  slider.disabled = ASCENDING.length < 2;
 }
 
 /* ---------- one head ---------- */
@@ -287,8 +294,9 @@ function wireExplorer() {
 const dialog = $("head");
 let opened = null;
 
-function openHead(head) {
-  opened = { t: state.t, ...head };
+function openHead(head, element) {
+  const figure = DATA.figures[element.id.replace("figure-", "")];
+  opened = { t: figure ? figure.threshold : state.t, ...head };
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
   renderHead();
@@ -331,10 +339,64 @@ function renderHead() {
     return [pair];
   }));
   const select = $("head-threshold");
-  select.replaceChildren(...DATA.thresholds.map((_, i) => new Option(share(i), i, false, i === t)));
+  select.replaceChildren(...ASCENDING.map((i) => new Option(share(i), i, false, i === t)));
   drawSources(role, l, head, t);
   drawSpectrum(role, l, head);
   drawCurve(role, l, head);
+  tellDirections(role, layer, head);
+  tellTokens(role, l, head);
+}
+
+/* ---------- what the text and the vocabulary say of one head ---------- */
+
+function element(tag, content, attributes = {}) {
+  const made = document.createElement(tag);
+  made.append(...[content].flat());
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+function tabulate(table, names, rows) {
+  table.replaceChildren(
+    element("thead", element("tr", names.map((name) => element("th", name, { scope: "col" })))),
+    element("tbody", rows.map((row) => element("tr", row))));
+}
+
+const visible = (text) => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥");
+const chips = (tokens) => element("td", tokens.length
+  ? tokens.map((token) => element("code", visible(token))) : "–", { class: "tokens" });
+
+function tellDirections(role, layer, head) {
+  const rows = (DATA.directions[role] || {})[`${layer},${head}`] || [];
+  $("head-directions-section").hidden = !rows.length;
+  tabulate($("head-directions"), ["direction", "of squares", "one end", "the other"],
+    rows.map(([direction, part, positive, negative]) => [
+      element("td", direction.replace("-", "–")), element("td", `${(100 * part).toFixed(1)}%`, { class: "number" }),
+      chips(positive), chips(negative)]));
+}
+
+function tellTokens(role, l, head) {
+  const streams = TOKENS[role], section = $("head-tokens-section");
+  section.hidden = !streams;
+  if (!streams) return;
+  const name = $("head-stream").value, stream = streams[name], rows = [];
+  const { ranks, before, words } = DATA.tokens;
+  const places = stream.ids.length / stream.values.length;
+  const word = (id) => id < 0 ? "" : visible(words[id] ?? `⟨${id}⟩`);
+  for (const [side, end] of ["most", "least"].entries()) {
+    for (let rank = 0; rank < ranks; rank++) {
+      const place = ((side * LAYERS.length + l) * ROLES[role].heads + head) * ranks + rank;
+      const value = fraction(stream.values[place], TOP.u2);
+      if (!Number.isFinite(value)) continue;
+      const ids = Array.from(stream.ids.subarray(place * places, (place + 1) * places));
+      const around = name === "full" ? [ids.slice(0, before), ids.slice(before + 1)] : [[], []];
+      const [left, right] = around.map((part) => part.map(word).join(""));
+      rows.push([element("td", rank ? "" : end), element("td", number(value), { class: "number" }),
+        element("td", [left, element("mark", word(ids[before])), right], { class: "tokens" })]);
+    }
+  }
+  section.hidden = !rows.length;
+  tabulate($("head-tokens"), ["", "alignment", name === "full" ? "token in its context" : "token"], rows);
 }
 
 const chartLayout = (extra) => ({
@@ -387,8 +449,8 @@ function drawSpectrum(role, l, head) {
   let sum = 0;
   const cumulative = s.map((v) => { sum += v * v; return total ? sum / total : 0; });
   const x = s.map((_, i) => i + 1);
-  const marks = DATA.thresholds.map((_, t) => ({ t, k: at(role, t, FULL, l, head).directions })).filter((m) => m.k > 0)
-    .slice(0, 4);
+  const marks = DATA.thresholds.slice(0, 2)
+    .map((_, t) => ({ t, k: at(role, t, FULL, l, head).directions })).filter((m) => m.k > 0);
   Plotly.react($("head-spectrum"), [
     { type: "bar", x, y: s, name: "singular value, first = 1", marker: { color: COLOUR.full }, opacity: .55,
       hovertemplate: "direction %{x}<br>%{y:.3f} of the largest<extra></extra>" },
@@ -407,7 +469,7 @@ function drawCurve(role, l, head) {
   const section = $("head-curve-section");
   section.hidden = DATA.thresholds.length < 3;
   if (section.hidden) return;
-  const order = [...DATA.thresholds.keys()].sort((a, b) => DATA.thresholds[a] - DATA.thresholds[b]);
+  const order = ASCENDING;
   const x = order.map((t) => DATA.thresholds[t]);
   const line = (name, y, color, dash) => ({ type: "scatter", mode: "lines+markers", x, y, name, line: { color, dash, width: 2 },
     hovertemplate: `${name}<br>%{x:.0%}: %{y:.3f}<extra></extra>` });
@@ -422,6 +484,7 @@ function drawCurve(role, l, head) {
 
 $("head-close").addEventListener("click", () => dialog.close());
 dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+$("head-stream").addEventListener("change", renderHead);
 $("head-threshold").addEventListener("change", (event) => { opened.t = +event.target.value; renderHead(); });
 
 /* ---------- print: what is too wide is made smaller ---------- */

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from tl_valuealign.contributions import BIAS, ContributionResult
 from tl_valuealign.intervals import withheld
-from tl_valuealign.plots.canvas import Canvas, Panel
+from tl_valuealign.plots.canvas import Canvas, Look, Panel
 from tl_valuealign.plots.common import (
     ATTENTION,
     EMBED,
@@ -25,6 +25,7 @@ from tl_valuealign.plots.common import (
 from tl_valuealign.shapes import typed
 
 LEFT, WIDTH, HEIGHT, BETWEEN, HEADING = 58, 620, 190, 46, 22
+NARROW_WIDTH = 270
 STRIP, UNDER = 110, 44
 
 # name, colour, and a hatching so that colour never carries the meaning alone
@@ -46,6 +47,11 @@ def plot_contributions(result: ContributionResult) -> go.Figure:
     how far the rest of the stream points along the embedding (cosine, with 95% intervals) and how
     much of the embedding is left in the stream.
     """
+    return draw_contributions(result, Look())
+
+
+def draw_contributions(result: ContributionResult, look: Look) -> go.Figure:
+    """The same in any look."""
     p = result.provenance
     canvas = Canvas(
         "What each head’s query, key and value are made of",
@@ -54,7 +60,9 @@ def plot_contributions(result: ContributionResult) -> go.Figure:
             "signed share ⟨v_s, v⟩ / ⟨v, v⟩, mean over heads; the shares of a block sum to 1",
             withheld(result.n_sequences),
         ],
+        look,
     )
+    across = NARROW_WIDTH if look.narrow else WIDTH
     canvas.subtitle = [line for line in canvas.subtitle if line]
     kinds = {role: result.by_kind(role) for role in result.roles}
     low, high = _range(kinds)
@@ -63,9 +71,9 @@ def plot_contributions(result: ContributionResult) -> go.Figure:
         panel = canvas.panel(
             LEFT,
             top,
-            WIDTH,
+            across,
             HEIGHT,
-            x=_blocks(result, labels=False),
+            x=_blocks(result, across, labels=False),
             y={"range": [low, high], "title": {"text": "share"}, "showgrid": True, "nticks": 6},
         )
         name = KIND.get(role, "heads")
@@ -78,9 +86,9 @@ def plot_contributions(result: ContributionResult) -> go.Figure:
     strip = canvas.panel(
         LEFT,
         top,
-        WIDTH,
+        across,
         STRIP,
-        x=_blocks(result, labels=True),
+        x=_blocks(result, across, labels=True),
         y={"title": {"text": ""}, "showgrid": True, "nticks": 5},
     )
     canvas.note(
@@ -89,12 +97,12 @@ def plot_contributions(result: ContributionResult) -> go.Figure:
     canvas.shapes.append(_level(strip, 0.0, "solid"))
     canvas.traces += _fate(strip, result)
     canvas.layout |= {"barmode": "relative", "bargap": 0.15}
-    return canvas.figure(LEFT + WIDTH + 8, top + STRIP + UNDER)
+    return canvas.figure(LEFT + across + 8, top + STRIP + UNDER)
 
 
-def _blocks(result: ContributionResult, *, labels: bool) -> dict[str, Any]:
+def _blocks(result: ContributionResult, width: float, *, labels: bool) -> dict[str, Any]:
     count = len(result.layers)
-    shown = thinned(count, WIDTH / count, 10 + 8 * len(str(max(result.layers))))
+    shown = thinned(count, width / count, 10 + 8 * len(str(max(result.layers))))
     return {
         "range": [-0.5, count - 0.5],
         "tickvals": shown,
@@ -129,7 +137,13 @@ def _bars(
         marker={
             "color": colour,
             "line": {"width": 0},
-            "pattern": {"shape": hatching, "size": 5, "solidity": 0.18, "fgcolor": "white"},
+            "pattern": {
+                "shape": hatching,
+                "fillmode": "overlay",
+                "size": 5,
+                "solidity": 0.18,
+                "fgcolor": "white",
+            },
         },
         customdata=behind,
         hovertemplate=(

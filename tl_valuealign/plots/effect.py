@@ -11,12 +11,13 @@ from tl_valuealign.contributions import ContributionResult
 from tl_valuealign.errors import InputError
 from tl_valuealign.identity import IdentityResult
 from tl_valuealign.intervals import withheld
-from tl_valuealign.plots.canvas import Canvas
+from tl_valuealign.plots.canvas import Canvas, Look
 from tl_valuealign.plots.common import GREY, SEQUENTIAL, Array, known, safe, source_words, thinned
 from tl_valuealign.result import ValueAlignmentResult
 from tl_valuealign.shapes import typed
 
 LEFT, WIDTH, HEIGHT, UNDER = 66, 540, 380, 52
+NARROW_WIDTH = 250
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,18 @@ def plot_effect(
 
     Raises ``InputError`` if ``effect`` is of one set, or ``against`` lacks a role, layer or source.
     """
+    return draw_effect(effect, against, role, source, threshold, Look())
+
+
+def draw_effect(
+    effect: SubstitutionResult,
+    against: ValueAlignmentResult | ContributionResult | IdentityResult,
+    role: str | None,
+    source: str,
+    threshold: float | None,
+    look: Look,
+) -> go.Figure:
+    """The same in any look."""
     if effect.units == ("set",):
         raise InputError(
             "effect: this is one number for a whole set; substitute with by='layer' or by='head'"
@@ -71,11 +84,13 @@ def plot_effect(
             f"{effect.base_loss:.3f} nats",
             withheld(effect.n_sequences) or "bars: 95% intervals over sequences",
         ],
+        look,
     )
+    across = NARROW_WIDTH if look.narrow else WIDTH
     panel = canvas.panel(
         LEFT,
         8,
-        WIDTH,
+        across,
         HEIGHT,
         x={"title": {"text": axis.words}, "showgrid": True, "range": limits},
         y={
@@ -99,7 +114,7 @@ def plot_effect(
                 "line": {"color": GREY, "dash": "dot", "width": 1.5},
             }
         )
-        at = (axis.chance - limits[0]) / (limits[1] - limits[0]) * WIDTH
+        at = (axis.chance - limits[0]) / (limits[1] - limits[0]) * across
         canvas.note(
             f"{axis.chance:.2f} chance", LEFT + at + 4, 10, font={"size": 11, "color": GREY}
         )
@@ -115,7 +130,7 @@ def plot_effect(
             "ticktext": [str(layer) for layer in shown],
         },
     }
-    width = canvas.colour_bar(LEFT + WIDTH + 20, 8, HEIGHT)
+    width = canvas.colour_bar(LEFT + across + 20, 8, HEIGHT)
     return canvas.figure(width, 8 + HEIGHT + UNDER)
 
 

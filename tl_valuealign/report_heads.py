@@ -1,0 +1,55 @@
+"""What a head's panel shows beside its numbers: decoded directions, and tokens in context."""
+
+from typing import Any
+
+import pandas as pd
+
+from tl_valuealign.errors import InputError
+from tl_valuealign.extremes import BEFORE, STREAMS
+from tl_valuealign.report_pack import array, fractions
+from tl_valuealign.report_plates import require_same_model
+from tl_valuealign.result import ValueAlignmentResult
+
+SHOWN = 5  # tokens at either end
+COLUMNS = ("role", "layer", "head", "direction", "share", "positive", "negative")
+
+
+def tokens_in_context(result: ValueAlignmentResult) -> dict[str, Any] | None:
+    """Per role and stream the most and least aligned tokens, [side, layer, head, rank, place] ids
+    with [side, layer, head, rank] alignments; None where the run kept no single tokens."""
+    extremes = result.extremes
+    if extremes is None:
+        return None
+    roles = {}
+    for role, found in extremes.roles.items():
+        # [side, pair, layer, rank, head, ...] → [pair, side, layer, head, rank, ...]
+        ids = found.contexts.permute(1, 0, 2, 4, 3, 5)[:, :, :, :, :SHOWN].numpy()
+        values = found.values.permute(1, 0, 2, 4, 3)[..., :SHOWN].numpy()
+        roles[role] = {
+            stream: {"ids": array(ids[pair]), "values": fractions(values[pair])}
+            for pair, stream in enumerate(STREAMS)
+        }
+    return {"roles": roles, "ranks": SHOWN, "before": BEFORE, "words": extremes.words}
+
+
+def decoded_directions(
+    result: ValueAlignmentResult, table: pd.DataFrame
+) -> dict[str, dict[str, list[list[Any]]]]:
+    """Rows of ``decode_directions`` by role and head.
+
+    Raises ``InputError`` if the table lacks a column or is about other weights.
+    """
+    missing = [name for name in COLUMNS if name not in table.columns]
+    if missing:
+        raise InputError(
+            f"directions: column {missing[0]!r} is missing; pass what "
+            "decode_directions(model, role=...) returns, or several of these concatenated"
+        )
+    require_same_model("directions", result, table.attrs.get("model_hash"))
+    found: dict[str, dict[str, list[list[Any]]]] = {}
+    for row in table[list(COLUMNS)].itertuples(index=False, name=None):
+        role, layer, head, direction, share, positive, negative = row
+        rows = found.setdefault(str(role), {}).setdefault(f"{int(layer)},{int(head)}", [])
+        ends = ([str(token) for token in end[:SHOWN]] for end in (positive, negative))
+        rows.append([str(direction), round(float(share), 4), *ends])
+    return found
