@@ -11,9 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from fakes import fake_result
 from playwright.sync_api import sync_playwright
 
+import tl_valuealign as va
 from tl_valuealign.plots import (
     plot_directions,
     plot_explorer,
@@ -326,8 +328,8 @@ def test_explorer_s_menus_and_slider_move_values_and_boxes_together(results, sho
     choose(1, "token embedding")
     check_state(page, gd, result, "K", "embed", 0, 0.9)
     rail = page.locator(".slider-rail-rect").bounding_box()
-    page.mouse.click(rail["x"] + rail["width"] - 3, rail["y"] + rail["height"] / 2)
-    page.wait_for_function("gd => gd._fullLayout.sliders[0].active === 1", arg=gd)
+    page.mouse.click(rail["x"] + 3, rail["y"] + rail["height"] / 2)
+    page.wait_for_function("gd => gd._fullLayout.sliders[0].active === 0", arg=gd)
     check_state(page, gd, result, "K", "embed", 0, 0.5)
     choose(2, "relative to chance")
     check_state(page, gd, result, "K", "embed", 1, 0.5)
@@ -335,8 +337,8 @@ def test_explorer_s_menus_and_slider_move_values_and_boxes_together(results, sho
     choose(1, "attention output of block 3")
     check_state(page, gd, result, "V", "3_attn_out", 1, 0.5)
     page.screenshot(path=SCREENSHOTS / "explorer-24x16-chosen.png")
-    page.mouse.click(rail["x"] + 3, rail["y"] + rail["height"] / 2)
-    page.wait_for_function("gd => gd._fullLayout.sliders[0].active === 0", arg=gd)
+    page.mouse.click(rail["x"] + rail["width"] - 3, rail["y"] + rail["height"] / 2)
+    page.wait_for_function("gd => gd._fullLayout.sliders[0].active === 1", arg=gd)
     choose(2, "alignment")
     check_state(page, gd, result, "V", "3_attn_out", 0, 0.9)
 
@@ -484,6 +486,126 @@ def test_the_report_s_explorer_moves_values_and_boxes_together(results, reports,
     page.select_option("#explore-source", label="token embedding")
     check_state(page, gd, result, "K", "embed", 1, 0.5)
     page.locator("#figure-explorer").screenshot(path=SCREENSHOTS / "report-explorer-gqa.png")
+
+
+@pytest.fixture(scope="module")
+def pocket(tmp_path_factory):
+    """A report with everything in it, of real weights, and what it was made from."""
+    model, text = va.pocket_model(), torch.arange(400).reshape(10, 40)
+    result = va.analyze_value_alignment(model, text, progress=False)
+    further = [
+        va.contribution_shares(model, text, progress=False),
+        va.token_identity(model, text.flip(1).repeat(2, 1), progress=False),
+        va.null_alignment(model, text, progress=False),
+        va.substitute_input(model, text, layers=range(1, 4), progress=False),
+    ]
+    directions = va.decode_directions(model, role="V", n_directions=3, n_tokens=6)
+    path = tmp_path_factory.mktemp("pocket") / "report.html"
+    write_report(result, path, further=further, directions=directions)
+    return result, directions, path
+
+
+def told_rows(page, table):
+    return page.eval_on_selector_all(
+        f"{table} tbody tr",
+        """rows => rows.map(row => Array.from(row.cells).map(cell => {
+          const chips = Array.from(cell.querySelectorAll('code'), chip => chip.textContent);
+          return chips.length ? chips : cell.textContent;
+        }))""",
+    )
+
+
+def seen(text):
+    return text.replace("\n", "⏎").replace("\t", "⇥")
+
+
+@pytest.mark.bridge
+def test_a_head_s_panel_tells_its_directions_and_tokens(pocket, visit):
+    result, directions, path = pocket
+    page = visit(path)
+    x, y = cell_centre(page, "full-stream", "V", 5, 2)
+    page.mouse.move(x, y)
+    page.mouse.click(x, y)
+    page.wait_for_selector("#head[open]")
+    expected = directions[(directions["layer"] == 5) & (directions["head"] == 2)]
+    rows = told_rows(page, "#head-directions")
+    assert len(rows) == len(expected) > 0
+    for row, known in zip(rows, expected.to_dict("records"), strict=True):
+        assert row[:2] == [known["direction"].replace("-", "–"), f"{known['share']:.1%}"]
+        for shown, tokens in zip(row[2:], (known["positive"], known["negative"]), strict=True):
+            assert shown == ([seen(token) for token in tokens[:5]] or "–")
+    for stream in ("full", "embed"):
+        page.select_option("#head-stream", stream)
+        told = told_rows(page, "#head-tokens")
+        table = va.top_tokens(result, 5, 2, "V", stream)
+        known = table[table["rank"] < 5].to_dict("records")
+        assert len(told) == len(known) == 10
+        for (_, value, words), row in zip(told, known, strict=True):
+            assert value == f"{row['alignment']:.3f}"
+            around = (row["before"], row["after"]) if stream == "full" else ("", "")
+            assert words == seen(f"{around[0]}{row['token']}{around[1]}")
+    page.screenshot(path=SCREENSHOTS / "report-head-tokens.png")
+    page.get_by_role("button", name="Q", exact=True).click()
+    assert page.is_hidden("#head-directions-section"), "only V was decoded"
+    assert page.is_visible("#head-tokens-section")
+
+
+@pytest.mark.bridge
+def test_further_questions_are_drawn_on_the_page(pocket, visit):
+    for width in (1280, 390):
+        page = visit(pocket[2], width=width)
+        for name in ("contributions", "identity", "null-covariance", "effect-V-embed"):
+            gd = page.query_selector(f"#figure-{name}")
+            check_legible(page, gd)
+            gd.screenshot(path=SCREENSHOTS / f"report-{name}-{width}.png")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        bars = "#figure-contributions .barlayer path"
+        hidden = page.eval_on_selector_all(
+            bars,
+            """paths => paths.filter(p => {
+              const fill = p.style.fill.match(/#([^"]+)/);
+              const filled = !fill || document.getElementById(fill[1]).querySelector('rect');
+              return !filled;
+            }).length""",
+        )
+        assert hidden == 0, "every hatched bar has its colour under the hatching"
+
+
+@pytest.mark.bridge
+def test_a_figure_s_own_threshold_opens_with_a_head(pocket, visit):
+    page = visit(pocket[2])
+    gd = page.query_selector("#figure-sources-V-50")
+    page.evaluate("gd => gd.scrollIntoView({behavior: 'instant', block: 'center'})", gd)
+    page.focus("#figure-sources-V-50")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#head[open]")
+    assert "carry 50%" in page.inner_text("#head-facts")
+
+
+@pytest.mark.bridge
+def test_with_moments_both_explorers_cover_the_whole_curve(show, visit, tmp_path):
+    text = torch.arange(240).reshape(10, 24)
+    options = {"metric": "energy", "progress": False}
+    kept = va.analyze_value_alignment(va.pocket_model(), text, keep_moments=True, **options)
+    asked = va.analyze_value_alignment(va.pocket_model(), text, thresholds=(0.2, 1.0), **options)
+    write_report(kept, tmp_path / "moments.html")
+    page = visit(tmp_path / "moments.html")
+    gd = page.query_selector("#figure-explorer")
+    page.focus("#explore-threshold")
+    page.keyboard.press("End")
+    assert page.inner_text("#explore-share") == "100%"
+    check_state(page, gd, asked, "V", "full", 0, 1.0)
+    page.keyboard.press("Home")
+    for _ in range(3):
+        page.keyboard.press("ArrowRight")
+    assert page.inner_text("#explore-share") == "20%"
+    check_state(page, gd, asked, "V", "full", 0, 0.2)
+    page = show(plot_explorer(kept))
+    gd = page.query_selector(".js-plotly-plot")
+    rail = page.locator(".slider-rail-rect").bounding_box()
+    page.mouse.click(rail["x"] + rail["width"] - 1, rail["y"] + rail["height"] / 2)
+    page.wait_for_function("gd => gd._fullLayout.sliders[0].active === 19", arg=gd)
+    check_state(page, gd, asked, "V", "full", 0, 1.0)
 
 
 def test_printing(reports, visit):

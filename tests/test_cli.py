@@ -38,6 +38,18 @@ def test_analyze_writes_result_report_and_figures(run, tmp_path):
     assert (tmp_path / "figures" / "plotly.min.js").is_file()
 
 
+def test_further_questions_reach_the_report(run, tmp_path):
+    done = run("analyze", "tiny", "--out", tmp_path, "--max-tokens", 200, "--further", "--quiet")
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "report.html").read_text()
+    for name in ("contributions", "identity", "effect-V-embed"):
+        assert f"id='figure-{name}'" in page
+    assert "Further questions" in page and '"directions":{"Q":{"0,0":[["' in page
+    plain = run("analyze", "tiny", "--out", tmp_path / "plain", "--max-tokens", 200, "--quiet")
+    assert plain.exit_code == 0
+    assert "Further questions" not in (tmp_path / "plain" / "report.html").read_text()
+
+
 def test_options_reach_the_analysis(run, tmp_path):
     done = run(
         "analyze", "tiny", "--out", tmp_path, "--role", "V", "--threshold", 0.7,

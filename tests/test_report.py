@@ -13,6 +13,7 @@ from fakes import fake_result
 from typeguard import TypeCheckError
 
 from tl_valuealign import DependencyError, InputError, StorageError, report_images
+from tl_valuealign.identity import IdentityResult
 from tl_valuealign.report import write_report
 from tl_valuealign.report_data import script_safe
 from tl_valuealign.report_text import table
@@ -308,3 +309,21 @@ def test_a_browser_that_never_answers_runs_into_the_limit(monkeypatch):
 def test_only_results_are_reported(tmp_path):
     with pytest.raises(TypeCheckError):
         write_report({"not": "a result"}, tmp_path / "r.html")
+
+
+def test_answers_about_another_model_are_refused(tmp_path):
+    result = fake_result(2, 2)
+    table = pd.DataFrame(
+        {name: [] for name in ("role", "layer", "head", "direction", "share", "positive")}
+    )
+    with pytest.raises(InputError, match="'negative' is missing.*decode_directions"):
+        write_report(result, tmp_path / "r.html", directions=table)
+    table = table.assign(negative=[])
+    with pytest.raises(InputError, match="directions: it is about other weights"):
+        write_report(result, tmp_path / "r.html", directions=table)
+    table.attrs["model_hash"] = result.provenance["model_hash"]
+    write_report(result, tmp_path / "r.html", directions=table)
+    other = IdentityResult({}, (0, 1), 10, 5, False, {"model_hash": "another"})
+    with pytest.raises(InputError, match="further: it is about other weights"):
+        write_report(result, tmp_path / "s.html", further=[other])
+    assert not (tmp_path / "s.html").exists()
