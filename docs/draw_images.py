@@ -25,8 +25,10 @@ IMAGES.mkdir(exist_ok=True)
 pocket = va.pocket_model()
 result = va.analyze_value_alignment(pocket, keep_moments=True, progress=False)
 figures = {name: figure for name, figure in post_figures(result).items() if name in SHOWN}
-figures["explorer"] = va.plot_explorer(result)
+figures["explorer"] = va.plot_explorer(result.with_metric("energy"))
 figures["contributions"] = va.plot_contributions(va.contribution_shares(pocket, progress=False))
+figures["identity"] = va.plot_identity(va.token_identity(pocket, progress=False))
+figures["null"] = va.plot_null(va.null_alignment(pocket, progress=False), "embed")
 figures["effect"] = va.plot_effect(va.substitute_input(pocket, progress=False), result)
 if len(sys.argv) > 1:
     results = {}

@@ -5,7 +5,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tl_valuealign.plots.canvas import Canvas
-from tl_valuealign.plots.common import GREY, KIND, safe, source_words
+from tl_valuealign.plots.common import GREY, KIND, count_of, safe, source_words
 from tl_valuealign.plots.explorer_traces import Choice, legend_of
 from tl_valuealign.result import ValueAlignmentResult
 
@@ -133,17 +133,12 @@ def _set(figure: go.Figure, key: str, value: Any) -> None:
 
 
 def _headings(canvas: Canvas, result: ValueAlignmentResult, left: float) -> list[dict[str, Any]]:
-    return [
-        _label(
-            canvas,
-            f"<b>{safe(name)}</b>  {values.numerical_rank.shape[1]} {KIND.get(name, 'heads')}",
-            left,
-            66,
-            color=None,
-            size=12,
-        )
-        for name, values in result.roles.items()
-    ]
+    labels = []
+    for name, values in result.roles.items():
+        counted = count_of(values.numerical_rank.shape[1], KIND.get(name, "heads"))
+        text = f"<b>{safe(name)}</b>  {counted}"
+        labels.append(_label(canvas, text, left, 66, color=None, size=12))
+    return labels
 
 
 def _label(

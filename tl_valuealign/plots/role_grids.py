@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tl_valuealign.plots.canvas import BAR_GAP, Canvas, Panel
-from tl_valuealign.plots.common import KIND, Array, safe
+from tl_valuealign.plots.common import KIND, Array, count_of, safe
 from tl_valuealign.plots.grid import Cells, draw_cells, fit, head_axis, layer_axis
 
 LEFT, BETWEEN, HEADING, UNDER_GRID = 56, 26, 22, 52
@@ -58,8 +58,8 @@ def draw_role_grids(
             x=head_axis(cell.columns, cell.width),
             y=layer_axis(layers, cell.height, labels=column == 0),
         )
-        name = f"<b>{safe(grid.role)}</b>  {cell.columns} {KIND.get(grid.role, 'heads')}"
-        canvas.note(name, left, top - 5, yanchor="bottom")
+        counted = count_of(cell.columns, KIND.get(grid.role, "heads"))
+        canvas.note(f"<b>{safe(grid.role)}</b>  {counted}", left, top - 5, yanchor="bottom")
         draw_cells(
             canvas,
             panel,
