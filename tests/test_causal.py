@@ -201,11 +201,26 @@ def test_few_sequences_withhold_intervals():
         ({"roles": ("Q", "V"), "by": "head"}, "do not share"),
         ({"roles": ("OV",)}, "OV"),
         ({"layers": (9,)}, "blocks are 0 to 2"),
+        ({"seed": 1.5}, "seed: expected a whole number"),
+        ({"seed": None}, "seed: expected a whole number"),
     ],
 )
 def test_what_cannot_be_substituted_is_refused(options, words):
     with pytest.raises(va.InputError, match=words):
         substitute(zoo.bridge("llama"), **options)
+
+
+def test_random_directions_follow_the_seed_alone():
+    """Whatever the kind of integer, and whatever the caller's default dtype."""
+    model = zoo.bridge("llama")
+    plain = substitute(model, source="random", seed=3).delta
+    assert torch.equal(substitute(model, source="random", seed=np.int64(3)).delta, plain)
+    torch.set_default_dtype(torch.float64)
+    try:
+        again = substitute(model, source="random", seed=3).delta
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(again, plain, rtol=0, atol=1e-6)
 
 
 def test_another_source_is_normed_by_its_own_size():

@@ -164,5 +164,29 @@ def test_signed_shares_answer_the_last_statement_where_they_are_given():
     smallest = projected[1:].nan_to_num(torch.inf).min(0).values
     count = int((projected[0] < smallest)[1:].sum())
     assert f"In {count} of 4 heads the embedding alone gives a smaller value" in plain["words"]
-    with pytest.raises((TypeCheckError, AttributeError)):
-        va.claims_table(None)
+    for wrong in ((None,), (result, "x")):
+        with pytest.raises(TypeCheckError):
+            va.claims_table(*wrong)
+
+
+@pytest.mark.bridge
+def test_shares_of_some_blocks_answer_for_those_and_of_another_model_for_none():
+    model, ids = zoo.bridge("llama"), zoo.ids(9, 20)
+    shares = {
+        layers: va.contribution_shares(model, ids, layers=layers, progress=False)
+        for layers in ((1, 2), (2,), (0,))
+    }
+    result = va.analyze_value_alignment(model, ids, layers=(1, 2), progress=False)
+    for layers, of in (((1, 2), 4), ((2,), 2), ((0,), 0)):
+        row = claims(result, shares[layers]).loc["negligible share, V"]
+        assert row["of"] == of
+        if of:
+            later = shares[layers].V[0]
+            assert row["heads"] == int((later.abs() < 0.05).sum())
+    assert row["verdict"] == "not measured" and "no block after" in row["words"]
+    other = zoo.bridge("llama", seed=5)
+    foreign = va.contribution_shares(other, ids, progress=False)
+    with pytest.raises(va.InputError, match="contributions: it is about other weights"):
+        claims(result, foreign)
+    with pytest.raises(va.InputError, match="alignment: it is about other weights"):
+        foreign.to_dataframe(result)

@@ -103,6 +103,50 @@ def test_ov_tells_what_is_written_for_what_is_read():
     assert str(WRITTEN) not in row[f"{other}_writes"]
 
 
+@pytest.mark.parametrize("name", ["gemma2", "olmo2", "llama"])
+def test_writes_pass_the_norm_after_attention_by_hand(name):
+    """From the raw weights in float64: the strongest token's share of the direction, through the
+    head, the norm after attention where there is one, the last norm and the unembedding."""
+    hf, one = zoo.build(name), 1.0 if name == "gemma2" else 0.0
+    layer, head = 1, 3
+    parts = {key: value.double() for key, value in hf.state_dict().items()}
+    block = f"model.layers.{layer}"
+    d_head = parts[f"{block}.self_attn.q_proj.weight"].shape[0] // hf.config.num_attention_heads
+    shared = hf.config.num_attention_heads // hf.config.num_key_value_heads
+    rows = slice(head // shared * d_head, (head // shared + 1) * d_head)
+    read = parts[f"{block}.self_attn.v_proj.weight"][rows].T
+    if name != "olmo2":
+        read = (parts[f"{block}.input_layernorm.weight"] + one)[:, None] * read
+    out = parts[f"{block}.self_attn.o_proj.weight"][:, head * d_head : (head + 1) * d_head].T
+    direction = torch.linalg.svd(read @ out)[0][:, 0]
+    embed = parts["model.embed_tokens.weight"]
+    row = va.decode_directions(
+        zoo.bridge(name, hf=hf), layer, head, "OV", n_directions=1, n_tokens=6
+    ).iloc[0]
+    for end in ("positive", "negative"):
+        token = embed[int(row[end][0])]
+        written = ((direction @ token) * direction) @ read @ out
+        if name != "llama":
+            written = written * (parts[f"{block}.post_attention_layernorm.weight"] + one)
+        logits = hf.get_output_embeddings().weight.double() @ (
+            written * (parts["model.norm.weight"] + one)
+        )
+        assert row[f"{end}_writes"] == [str(int(t)) for t in logits.topk(6).indices]
+
+
+def test_all_heads_in_one_table_are_each_head_s_own():
+    model = zoo.bridge("llama")
+    table = va.decode_directions(model, role="K", n_directions=2, n_tokens=4)
+    assert set(zip(table["layer"], table["head"], strict=True)) == {
+        (layer, head) for layer in range(3) for head in range(2)
+    }
+    assert table.attrs == va.decode_directions(model, 0, 0).attrs != {}
+    for layer, head in ((0, 1), (2, 0)):
+        own = va.decode_directions(model, layer, head, "K", n_directions=2, n_tokens=4)
+        part = table[(table["layer"] == layer) & (table["head"] == head)]
+        assert part.to_dict("records") == own.to_dict("records")
+
+
 @pytest.mark.filterwarnings("ignore:NanoChat.* does not support fold_ln")
 @pytest.mark.parametrize("role", ["Q", "OV"])
 @pytest.mark.parametrize("name", ["gpt2", "nanochat", "opt"])
@@ -128,7 +172,14 @@ def test_only_the_tokens_asked_for():
         ({"head": 2}, "heads are 0 to 1"),
         ({"role": "X"}, "role: 'X'"),
         ({"n_directions": 0}, "n_directions"),
-        ({"token_ids": [101]}, "vocabulary of 101"),
+        ({"token_ids": [101]}, "101 is no token id here; ids are 0 to 100"),
+        ({"token_ids": torch.arange(101) > 50}, "False is no token id"),
+        ({"token_ids": [3.7]}, "3.7 is no token id"),
+        ({"token_ids": "abc"}, "token_ids: expected a sequence"),
+        ({"token_ids": [2**70]}, "is no token id"),
+        ({"closeness": 2}, "closeness: expected a number of at least 0"),
+        ({"closeness": float("nan")}, "closeness"),
+        ({"closeness": "a"}, "closeness"),
     ],
 )
 def test_what_cannot_be_decoded_is_refused(options, words):

@@ -106,12 +106,20 @@ def test_batches_do_not_matter():
     assert float(picked["share"].iloc[0]) == float(one.V[2, 1])
 
 
+def test_vectors_that_never_vary_have_nothing_to_explain():
+    """One token over and over: every vector is the same but for rounding."""
+    found = va.token_identity(zoo.bridge("llama"), torch.full((9, 12), 7), progress=False)
+    assert found.V.isnan().all() and found.role("V").total.max() < 1e-10
+
+
 def test_what_cannot_be_asked_is_refused():
     model = zoo.bridge("llama")
     with pytest.raises(va.InputError, match="no token occurs twice"):
         va.token_identity(model, torch.arange(3, 30)[None], progress=False)
     with pytest.raises(va.InputError, match="skip_first"):
         va.token_identity(model, torch.tensor([[5], [5]]), progress=False)
+    with pytest.raises(va.InputError, match="shuffle: expected True or False, got 'no'"):
+        va.token_identity(model, zoo.ids(4, 40), shuffle="no", progress=False)
     result = va.token_identity(model, zoo.ids(4, 40), roles=("V",), progress=False)
     with pytest.raises(va.InputError, match="role 'K'"):
         result.K  # noqa: B018

@@ -225,6 +225,17 @@ def test_a_text_beyond_the_context_is_split_and_none_of_it_is_lost(model):
     assert again.provenance["n_bos_prepended"] == 2
 
 
+@pytest.mark.filterwarnings("error")
+def test_windows_of_few_texts_are_no_independent_sequences(model):
+    long = torch.arange(600)[None] % 90 + 5
+    with pytest.warns(UserWarning, match="1 text.* read in 10 windows.*too narrow"):
+        result = tiny.analyze(model, long)
+    assert result.provenance["n_texts"] == 1
+    assert "windows of 1 texts" in result.summary()
+    short = tiny.analyze(model, long[:, :60].repeat(8, 1))
+    assert short.provenance["n_texts"] == 8 and "windows" not in short.summary()
+
+
 def test_ids_beyond_the_context_are_split(model):
     ids = torch.arange(150)[None] % 90 + 5
     result = tiny.analyze(model, ids)

@@ -36,7 +36,9 @@ def test_isotropic_streams_sit_on_chance_from_one_direction_to_all(metric):
 def test_the_covariance_null_of_isotropic_streams_is_chance(metric):
     generator = torch.Generator().manual_seed(1)
     stream = Sampled(torch.randn(4_000, D, generator=generator, dtype=torch.float64), metric)
-    drawn = torch.stack([stream.random_subspace(10, generator) for _ in range(100)]).mean(0)
+    drawn = torch.stack(
+        [stream.random_subspace(10, generator, centred=True) for _ in range(100)]
+    ).mean(0)
     chance = chance_alignment(torch.arange(1, 11)[None, None], D, metric)[0, 0]
     torch.testing.assert_close(drawn, chance, rtol=0.02, atol=0)
 
@@ -47,10 +49,30 @@ def test_the_covariance_null_follows_the_stream():
     plane = subspaces(1, 5, generator)[0]
     tokens = torch.randn(2_000, 5, generator=generator, dtype=torch.float64) @ plane.T
     stream = Sampled(tokens, "energy")
-    own = stream.random_subspace(5, generator)
+    own = stream.random_subspace(5, generator, centred=True)
     assert float(own[4]) == pytest.approx(1, abs=1e-9)
     assert float(stream.scores(subspaces(50, 5, generator))[:, 4].mean()) < 0.3
     assert 0.15 < float(own[0]) < 0.35  # one of five on average
+
+
+def test_only_the_second_moment_follows_the_mean():
+    """Tokens that share one direction and are otherwise isotropic: their covariance knows nothing
+    of it, their second moment little else."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randn(5_000, D, generator=generator, dtype=torch.float64)
+    tokens[:, 0] += 20
+    stream = Sampled(tokens, "energy")
+    found = {
+        centred: torch.stack(
+            [stream.random_subspace(3, generator, centred=centred)[2] for _ in range(60)]
+        ).mean()
+        for centred in (True, False)
+    }
+    assert float(found[False]) > 0.9
+    # The shared direction varies least of all, as the tokens' lengths are taken out.
+    assert float(found[True]) < 3 / D
+    chance = chance_alignment(torch.tensor([[[3]]]), D, "energy")
+    assert float(found[True]) < float(chance)
 
 
 def test_the_sample_is_even_and_the_same_whatever_the_batches():
@@ -123,8 +145,17 @@ def test_nulls_are_seeded_and_said():
     assert len(frame) == 2 * 2 * 3 * (4 + 2 + 2)
     with pytest.raises(va.InputError, match="null: 'coin'"):
         va.null_alignment(model, ids, null="coin", progress=False)
-    with pytest.raises(va.InputError, match="'9_attn_out'"):
-        va.null_alignment(model, ids, sources=("9_attn_out",), progress=False)
+    for options, words in (
+        ({"sources": ("9_attn_out",)}, "'9_attn_out'"),
+        ({"sources": None}, "sources: expected"),
+        ({"sources": [["embed"]]}, "sources: expected strings"),
+        ({"seed": None}, "seed: expected a whole number"),
+        ({"draws": 1}, "draws: one subspace has no spread"),
+    ):
+        with pytest.raises(va.InputError, match=words):
+            va.null_alignment(model, ids, progress=False, **options)
+    second = va.null_alignment(model, ids, null="second-moment", draws=8, progress=False)
+    assert not torch.equal(first.V.expected, second.V.expected)
     with pytest.raises(TypeCheckError, match="RoleNull.spread"):
         RoleNull(first.V.observed, first.V.observed, first.V.observed[0], first.V.observed)
 

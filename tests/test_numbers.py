@@ -279,6 +279,14 @@ def test_one_token_that_overflows_later_in_the_text_is_found():
     ids[3, 5] = 7
     with pytest.raises(va.ModelError, match="embed.* NaN or infinite"):
         tiny.analyze(llama(edit)[0], ids)
+    for question in (
+        va.contribution_shares,
+        va.token_identity,
+        va.null_alignment,
+        va.substitute_input,
+    ):
+        with pytest.raises(va.ModelError, match="NaN or infinite entries at some token"):
+            question(llama(edit)[0], ids, batch_size=2, progress=False)
 
 
 def test_few_sequences_have_no_standard_error():

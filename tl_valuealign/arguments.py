@@ -1,6 +1,6 @@
 """Validation of plain arguments: an error says what, got, expected and how to mend it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any
@@ -24,6 +24,15 @@ def choices(
     if not items and not empty:
         raise InputError(f"{name} is empty; give at least one of {', '.join(allowed)}")
     return tuple(dict.fromkeys(items))
+
+
+def texts(name: str, given: Any) -> tuple[str, ...]:
+    """One or more strings."""
+    items = (given,) if isinstance(given, str) else _sequence(name, given)
+    for item in items:
+        if not isinstance(item, str):
+            raise InputError(f"{name}: expected strings, got {item!r}")
+    return items
 
 
 def shares(name: str, given: Any) -> tuple[float, ...]:
@@ -64,6 +73,37 @@ def count(name: str, given: Any) -> int:
     return int(given)
 
 
+def seed(name: str, given: Any) -> int:
+    """A whole number that torch takes as a seed."""
+    if not _whole(given) or not -(2**63) <= given < 2**63:
+        raise InputError(f"{name}: expected a whole number that fits 64 bits, got {given!r}")
+    return int(given)
+
+
+def number(name: str, given: Any, low: float, high: float) -> float:
+    """A number from ``low`` up to, but not including, ``high``."""
+    if isinstance(given, bool) or not isinstance(given, Real) or not low <= float(given) < high:
+        raise InputError(
+            f"{name}: expected a number of at least {low} and under {high}, got {given!r}"
+        )
+    return float(given)
+
+
+def ids(name: str, given: Any, d_vocab: int) -> tuple[int, ...]:
+    """Distinct token ids in ascending order."""
+    if isinstance(given, torch.Tensor):
+        given = given.flatten().tolist()
+    items = _sequence(name, given, most=max(LONGEST, 2 * d_vocab))
+    for item in items:
+        if not _whole(item) or not 0 <= item < d_vocab:
+            raise InputError(
+                f"{name}: {item!r:.40} is no token id here; ids are 0 to {d_vocab - 1}"
+            )
+    if not items:
+        raise InputError(f"{name} is empty; leave it out to take the whole vocabulary")
+    return tuple(sorted({int(item) for item in items}))
+
+
 def flag(name: str, given: Any) -> bool:
     """True or False and nothing that merely passes for one: "no" would."""
     if not isinstance(given, (bool, np.bool_)):
@@ -91,6 +131,16 @@ def measured(role: str, roles: Iterable[str]) -> str:
     return role
 
 
+def same_model(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    """Raise ``InputError`` unless two provenances (or tables' attrs) are of the same weights."""
+    expected, got = mine["model_hash"], theirs.get("model_hash")
+    if got != expected:
+        raise InputError(
+            f"{name}: it is about other weights ({str(got)[:12]}…) than the result "
+            f"({expected[:12]}…); ask the further questions of the model that was analysed"
+        )
+
+
 def device(name: str, given: Any, default: torch.device) -> torch.device:
     """A device that holds tensors on this machine."""
     if given is None:
@@ -109,13 +159,13 @@ def _whole(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _sequence(name: str, given: Any) -> tuple[Any, ...]:
+def _sequence(name: str, given: Any, most: int = LONGEST) -> tuple[Any, ...]:
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
         raise InputError(f"{name}: expected a sequence, got {given!r}")
     try:
-        items = tuple(islice(given, LONGEST + 1))
+        items = tuple(islice(given, most + 1))
     except TypeError as error:  # a tensor of no axis calls itself iterable
         raise InputError(f"{name}: expected a sequence, got {given!r}") from error
-    if len(items) > LONGEST:
-        raise InputError(f"{name}: expected a short sequence, got more than {LONGEST:,} items")
+    if len(items) > most:
+        raise InputError(f"{name}: expected a short sequence, got more than {most:,} items")
     return items

@@ -76,6 +76,8 @@ class SubstitutionResult:
         )
 
 
+@torch.inference_mode(False)  # as in analyze_value_alignment
+@torch.no_grad()
 def substitute_input(
     model: Any,
     data: Any = None,
@@ -115,6 +117,7 @@ def substitute_input(
         SelfCheckError: the substitution is not exact, or has no effect at all.
     """
     roles = arguments.choices("roles", roles, ("Q", "K", "V"))
+    seed = arguments.seed("seed", seed)
     if by not in BY:
         raise InputError(f"by: {by!r} is unknown; use one of {', '.join(BY)}")
     opened = open_session(
@@ -146,14 +149,18 @@ def substitute_input(
             disable=not progress,
         ) as bar:
             for batch in batches:
-                counted = (batch.keep[:, 1:] & batch.keep[:, :-1]).double()
+                counts = batch.keep[:, 1:] & batch.keep[:, :-1]
+                counted = counts.sum(1, dtype=torch.float64)
                 plain = next_token_losses(session.view, batch.ids, {})
-                base.add((plain * counted).sum(1), counted.sum(1))
+                session.require_finite_tokens("the next-token loss", plain[counts])
+                base.add(torch.where(counts, plain, 0).sum(1), counted)
                 streams = substitution.streams(batch)
                 for total, unit in zip(totals, units, strict=True):
                     edits = substitution.edits(batch.keep, streams, unit.layers, unit.heads)
                     losses = next_token_losses(session.view, batch.ids, edits)
-                    total.add(((losses - plain) * counted).sum(1), counted.sum(1))
+                    what = f"the next-token loss with {unit.label} substituted"
+                    session.require_finite_tokens(what, losses[counts])
+                    total.add(torch.where(counts, losses - plain, 0).sum(1), counted)
                     bar.update()
     n_tokens = int(base.denominator()) if base.n_sequences else 0
     session.require_tokens(n_tokens)

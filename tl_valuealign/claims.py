@@ -1,5 +1,6 @@
 """The verdict: the post's five statements, where each holds, how much, and chance beside it."""
 
+import math
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -7,10 +8,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from tl_valuealign import arguments
 from tl_valuealign.chance import random_matrix_directions
 from tl_valuealign.contributions import ContributionResult
 from tl_valuealign.intervals import half_width, withheld
 from tl_valuealign.result import ValueAlignmentResult
+from tl_valuealign.shapes import typed
 
 STATEMENTS = {
     "embedding over attention, V": "V prefers the embedding to every attention output",
@@ -49,6 +52,7 @@ class Claim:
     words: str
 
 
+@typed
 def claims_table(
     result: ValueAlignmentResult, contributions: ContributionResult | None = None
 ) -> pd.DataFrame:
@@ -59,8 +63,11 @@ def claims_table(
     measured". Intervals of means over heads are exact for the third statement (paired bootstrap
     of the mean) and cautious for the others (as if all heads erred together). With
     ``contributions`` of the same model the fifth is answered by exact signed shares, else by the
-    post's projected squared norms, which have no interval.
+    post's projected squared norms, which have no interval. Raises ``InputError`` if they are of
+    another model.
     """
+    if contributions is not None:
+        arguments.same_model("contributions", result.provenance, contributions.provenance)
     rows = [
         _over_attention(result, ("V",), "embedding over attention, V"),
         _over_attention(result, ("Q", "K"), "embedding over attention, Q and K"),
@@ -273,8 +280,11 @@ def _negligible(result: ValueAlignmentResult, contributions: ContributionResult 
     share, width = ratio, torch.full_like(ratio, torch.nan)
     measure = "squared norm of the embedding's value over that of the whole"
     if contributions is not None and "V" in contributions.roles:
-        layers = torch.tensor(contributions.layers)
-        later = (layers > result.layers[0])[:, None] & ~contributions.V[0].isnan()
+        outputs = [source for source in contributions.sources if source.endswith("_attn_out")]
+        first = min((int(source.partition("_")[0]) for source in outputs), default=math.inf)
+        later = (torch.tensor(contributions.layers) > first)[:, None] & ~contributions.V[0].isnan()
+        if not bool(later.any()):
+            return _not_measured(claim, "the contributions have no block after an attention output")
         share = contributions.V[0][later]
         width = contributions.role("V").half_width[0][later]
         measure = "exact signed share of the value"

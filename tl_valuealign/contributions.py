@@ -131,7 +131,7 @@ class ContributionResult:
         """One row per role, source, layer and head: share, stderr, half_width (of 95%).
 
         With the ``alignment`` of the same model, its alignment, chance and projected_sq_norm (the
-        post's measure of contribution) beside them.
+        post's measure of contribution) beside them. Raises ``InputError`` if it is of another.
         """
         frames = []
         for name, values in self.roles.items():
@@ -148,6 +148,7 @@ class ContributionResult:
         frame = pd.concat(frames, ignore_index=True)
         if alignment is None:
             return frame
+        arguments.same_model("alignment", self.provenance, alignment.provenance)
         other = alignment.to_dataframe()
         other = other[other["threshold"] == alignment.thresholds[0]]
         keys = ["role", "source", "layer", "head"]
@@ -165,6 +166,8 @@ class ContributionResult:
         return pd.DataFrame({"layer": self.layers, **columns})
 
 
+@torch.inference_mode(False)  # as in analyze_value_alignment
+@torch.no_grad()
 def contribution_shares(
     model: Any,
     data: Any = None,

@@ -10,6 +10,7 @@ matrices are highly interpretable", read such directions in vocabulary space.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import pandas as pd
@@ -42,6 +43,8 @@ class Block:
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
 
+@torch.inference_mode(False)  # as in analyze_value_alignment
+@torch.no_grad()
 def decode_directions(
     model: Any,
     layer: int | None = None,
@@ -90,6 +93,7 @@ def decode_directions(
     heads = arguments.heads("head", one, view.n_heads(role)) or range(view.n_heads(role))
     n_directions = arguments.count("n_directions", n_directions)
     n_tokens = arguments.count("n_tokens", n_tokens)
+    closeness = arguments.number("closeness", closeness, 0, 1)
     ids = _candidates(view, token_ids)
     rows: list[dict[str, Any]] = []
     with view.quiet():
@@ -150,19 +154,14 @@ class _Reader:
             return []
         read = self.view.read_in("OV", self.layer, self.norm)[self.head].cpu().to(basis)
         out = self.view.write_out(self.layer, self.norm)[self.head].cpu().to(basis)
-        return _raised(self.view, ((basis @ (basis.T @ strongest[0])) @ read) @ out, n_tokens)
+        written = ((basis @ (basis.T @ strongest[0])) @ read) @ out
+        return _raised(self.view, self.layer, written, n_tokens)
 
 
 def _candidates(view: ModelView, token_ids: Any) -> Tensor:
     if token_ids is None:
         return torch.arange(view.d_vocab)
-    ids = torch.as_tensor(token_ids).flatten().to(torch.int64).unique()
-    if not len(ids) or not 0 <= int(ids[0]) <= int(ids[-1]) < view.d_vocab:
-        raise InputError(
-            f"token_ids: expected ids in the vocabulary of {view.d_vocab}, got "
-            f"{ids[:1].tolist()} to {ids[-1:].tolist()}"
-        )
-    return ids
+    return torch.tensor(arguments.ids("token_ids", token_ids, view.d_vocab))
 
 
 def _unit_embeddings(view: ModelView, verified: Verified, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,19 +217,30 @@ def _ends(unit: Tensor, basis: Tensor, n_tokens: int) -> dict[str, tuple[Tensor,
     return {"positive": (high.indices, high.values), "negative": (low.indices, -low.values)}
 
 
-def _raised(view: ModelView, written: Tensor, n_tokens: int) -> list[str]:
-    """Tokens whose logits rise most when ``written`` [d_model] is all there is in the stream."""
+def _raised(view: ModelView, layer: int, written: Tensor, n_tokens: int) -> list[str]:
+    """Tokens whose logits rise most when a head's ``written`` [d_model] is all there is.
+
+    Between the head and the stream lies the norm after attention, where a block has one.
+    """
     try:
         final, unembed = view.model.ln_final, view.model.unembed
     except AttributeError as error:
         raise ModelError(f"{view.name} has no ln_final and unembed to read writes with") from error
-    # Scaled up so that the norm's eps does not matter; a second row of zeros shows the biases.
-    scaled = written / written.norm().clamp(min=1e-30) * view.d_model**0.5
-    rows = torch.stack([scaled, torch.zeros_like(scaled)])[None]
+    after = getattr(view.model.blocks[layer], "ln1_post", None)
+    # A second row of zeros shows the biases.
+    rows = torch.stack([_long(written), torch.zeros_like(written)])[None]
     with torch.inference_mode():
-        logits = unembed(final(rows.to(view.input_device, view.dtype)))[0].float().cpu()
+        rows = rows.to(view.input_device, view.dtype)
+        if after is not None:
+            rows = torch.stack([_long(row) for row in after(rows)[0]])[None]
+        logits = unembed(final(rows))[0].float().cpu()
     top = (logits[0] - logits[1]).topk(min(n_tokens, logits.shape[-1]))
     return [_word(view, int(token)) for token in top.indices]
+
+
+def _long(vector: Tensor) -> Tensor:
+    """The same direction with entries about 1, so that a norm's eps does not matter."""
+    return vector / vector.norm().clamp(min=1e-30) * vector.shape[-1] ** 0.5
 
 
 def _word(view: ModelView, token: int) -> str:
@@ -254,7 +264,7 @@ def top_tokens(
     in the result, or the run kept no single tokens.
     """
     extremes = require(result.extremes, role, stream)
-    if layer not in result.layers:
+    if isinstance(layer, bool) or not isinstance(layer, Integral) or layer not in result.layers:
         raise InputError(
             f"layer {layer!r} is not in this result, which has {len(result.layers)} from "
             f"{result.layers[0]} to {result.layers[-1]}"

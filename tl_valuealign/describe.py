@@ -32,7 +32,10 @@ def model_line(result: "ValueAlignmentResult") -> str:
 
 def text_line(result: "ValueAlignmentResult") -> str:
     p = result.provenance
-    return f"{p['n_tokens']:,} tokens in {p['n_sequences']:,} sequences of {', '.join(p['text'])}"
+    cut = p.get("n_items_split_into_windows", 0)
+    windows = f", windows of {p['n_texts']:,} texts" if cut else ""
+    text = ", ".join(p["text"])
+    return f"{p['n_tokens']:,} tokens in {p['n_sequences']:,} sequences of {text}{windows}"
 
 
 def role_line(name: str, values: "RoleResult", d_head: int) -> str:

@@ -203,7 +203,7 @@ def require(extremes: Extremes | None, role: str, stream: str) -> Extremes:
             "this result kept no single tokens (it was read from second moments, or made by an "
             "earlier release); analyse again with the per-token engine"
         )
-    if role not in extremes.roles:
+    if not isinstance(role, str) or role not in extremes.roles:
         raise InputError(f"role {role!r} was not measured; there are {', '.join(extremes.roles)}")
     if stream not in STREAMS:
         raise InputError(f"stream {stream!r} is not kept token by token; use 'embed' or 'full'")

@@ -87,6 +87,8 @@ class IdentityResult:
         return pd.concat(frames, ignore_index=True)
 
 
+@torch.inference_mode(False)  # as in analyze_value_alignment
+@torch.no_grad()
 def token_identity(
     model: Any,
     data: Any = None,
@@ -114,6 +116,7 @@ def token_identity(
         InputError: an argument or the text cannot be used, or no token occurs twice.
         ModelError, SelfCheckError: as ``analyze_value_alignment``.
     """
+    shuffle = arguments.flag("shuffle", shuffle)
     opened = open_session(
         model,
         data,
@@ -182,6 +185,7 @@ def _vectors(
     for (role, _), name in names.items():
         activation = found[name]
         kept = activation[batch.keep.to(activation.device)].to(session.view.compute_dtype)
+        session.require_finite_tokens(name, kept)
         vectors.append(as_heads(kept[None], session.view.n_heads(role))[0].cpu())
     return vectors
 
@@ -200,6 +204,7 @@ class GroupSums:
         self.centres: list[Tensor] = []
         self.sums: list[Tensor] = []
         self.squares: list[Tensor] = []
+        self.sizes: list[Tensor] = []
 
     def add(self, ids: Tensor, vectors: Sequence[Tensor]) -> None:
         """ids [token]; vectors [token, head, d_head], one tensor per role and layer."""
@@ -216,23 +221,26 @@ class GroupSums:
             self.centres = [v.mean(0) for v in vectors]
             self.sums = [v.new_zeros(0, *v.shape[1:]) for v in vectors]
             self.squares = [torch.zeros(v.shape[1], dtype=torch.float64) for v in vectors]
+            self.sizes = [torch.zeros(v.shape[1], dtype=torch.float64) for v in vectors]
         for number, (v, centre) in enumerate(zip(vectors, self.centres, strict=True)):
             relative = v - centre
             self.sums[number] = _grown(self.sums[number], self.n_distinct)
             self.sums[number].index_add_(0, self.places[ids], relative)
             self.squares[number] += relative.double().square().sum((0, 2))
+            self.sizes[number] += v.double().square().sum((0, 2))
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """Share explained and total variance, each [Σ heads]."""
         shares, totals = [], []
-        for sums, squares in zip(self.sums, self.squares, strict=True):
+        for sums, squares, sizes in zip(self.sums, self.squares, self.sizes, strict=True):
             wide = sums.double()
             mean = wide.sum(0).square().sum(-1) / self.n
             between = (wide.square().sum(-1) / self.counts[:, None]).sum(0)
             total = (squares - mean) / (self.n - 1)
             within = (squares - between).clamp(min=0) / (self.n - self.n_distinct)
-            # A head whose vectors never vary has nothing to explain.
-            varies = total > 1e-12 * squares / self.n
+            # A head whose vectors vary by rounding alone has nothing to explain.
+            eps = torch.finfo(sums.dtype).eps
+            varies = total > (16 * eps) ** 2 * sizes / self.n
             shares.append(torch.where(varies, 1 - within / total, torch.nan))
             totals.append(total)
         return torch.cat(shares), torch.cat(totals)

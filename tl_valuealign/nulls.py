@@ -3,10 +3,13 @@
 The closed form of :mod:`tl_valuealign.chance` asks how a direction drawn evenly from the whole
 space would score. Real streams fill that space unevenly, so two further questions are asked:
 
-``covariance``: how would a subspace score that is drawn through the stream's own second moment,
-spanned by k vectors from N(0, E x̂x̂ᵀ)? (Elsayed et al. 2016, "Reorganization between preparatory
-and movement population responses in motor cortex", use such subspaces as the null of their
-alignment index.) A head above it seeks what this stream does most; far below it, avoids it.
+``covariance``: how would a subspace score that follows what varies in the stream, spanned by k
+vectors from N(0, Cov x̂)? (Elsayed et al. 2016, "Reorganization between preparatory and movement
+population responses in motor cortex", use such subspaces as the null of their alignment index.) A
+head above it seeks what this stream does most; far below it, avoids it.
+
+``second-moment``: the same through E x̂x̂ᵀ, the mean not taken out. Where the tokens of a stream
+share a direction, as they do in most models, nearly every such subspace holds it.
 
 ``other-heads``: how does the same stream score with every other head of the same role, each cut to
 as many directions? A head above it is tuned to this stream more than its peers are.
@@ -37,7 +40,7 @@ from tl_valuealign.spectra import count_directions
 from tl_valuealign.streams import MIXER, StreamPlan
 from tl_valuealign.tokens import Batch
 
-NULLS = ("covariance", "other-heads")
+NULLS = ("covariance", "second-moment", "other-heads")
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,8 @@ class NullResult:
         return pd.concat(frames, ignore_index=True)
 
 
+@torch.inference_mode(False)  # as in analyze_value_alignment
+@torch.no_grad()
 def null_alignment(
     model: Any,
     data: Any = None,
@@ -146,21 +151,22 @@ def null_alignment(
     Args:
         model, data, roles, thresholds, metric, layers and the rest: as in
             :func:`tl_valuealign.analyze_value_alignment`.
-        null: "covariance" or "other-heads" (see the module's introduction).
+        null: "covariance", "second-moment" or "other-heads" (see the module's introduction).
         sources: "embed", "full", "3_attn_out", ….
         sample: tokens, drawn evenly from the text with a fixed seed, that everything is computed
             on; they are held in memory for every stream.
-        draws: subspaces per stream of the covariance null.
+        draws: subspaces per stream of the first two; at least 2.
         seed: of the subspaces.
 
     Raises:
         InputError: an argument or the text cannot be used.
         ModelError, SelfCheckError: as ``analyze_value_alignment``.
     """
-    if null not in NULLS:
-        raise InputError(f"null: {null!r} is unknown; use one of {', '.join(NULLS)}")
+    arguments.choices("null", (null,), NULLS)
     arguments.choices("metric", (metric,), METRICS)
     thresholds = arguments.shares("thresholds", thresholds)
+    if arguments.count("draws", draws) < 2:
+        raise InputError("draws: one subspace has no spread; draw 2 or more")
     sample, draws = arguments.count("sample", sample), arguments.count("draws", draws)
     opened = open_session(
         model,
@@ -175,6 +181,7 @@ def null_alignment(
         device=None,
         progress=progress,
     )
+    sources, seed = arguments.texts("sources", sources), arguments.seed("seed", seed)
     n_sequences = 0
     with opened as session:
         simple = set(sources) <= {"embed", "pos_embed", FULL}
@@ -212,9 +219,14 @@ def null_alignment(
         for places, tokens in reservoir.streams(plan, label):
             stream = Sampled(tokens, metric)
             drawn = None
-            if null == "covariance":
+            if null != "other-heads":
                 most = max(int(k.max()) for k in counts.values())
-                drawn = torch.stack([stream.random_subspace(most, generator) for _ in range(draws)])
+                drawn = torch.stack(
+                    [
+                        stream.random_subspace(most, generator, centred=null == "covariance")
+                        for _ in range(draws)
+                    ]
+                )
             for role in session.roles:
                 directions = [svd.directions for svd in heads[role]]
                 _against(found[role][:, :, number], counts[role], stream, places, directions, drawn)
@@ -240,6 +252,7 @@ def _wanted(
         label = FULL if number == len(plan.labels) else plan.labels[number]
         if label in labels:
             kept = activation[batch.keep.to(activation.device)]
+            session.require_finite_tokens(label, kept)
             key = (label, places[0] if label == FULL else 0)
             streams[key] = norm.centre(kept.to(session.view.compute_dtype)).cpu()
     return streams

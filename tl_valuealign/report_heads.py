@@ -4,10 +4,10 @@ from typing import Any
 
 import pandas as pd
 
+from tl_valuealign import arguments
 from tl_valuealign.errors import InputError
 from tl_valuealign.extremes import BEFORE, STREAMS
 from tl_valuealign.report_pack import array, fractions
-from tl_valuealign.report_plates import require_same_model
 from tl_valuealign.result import ValueAlignmentResult
 
 SHOWN = 5  # tokens at either end
@@ -45,7 +45,7 @@ def decoded_directions(
             f"directions: column {missing[0]!r} is missing; pass what "
             "decode_directions(model, role=...) returns, or several of these concatenated"
         )
-    require_same_model("directions", result, table.attrs.get("model_hash"))
+    arguments.same_model("directions", result.provenance, table.attrs)
     found: dict[str, dict[str, list[list[Any]]]] = {}
     for row in table[list(COLUMNS)].itertuples(index=False, name=None):
         role, layer, head, direction, share, positive, negative = row

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import plotly.graph_objects as go
 
+from tl_valuealign import arguments
 from tl_valuealign.causal import SubstitutionResult
 from tl_valuealign.contributions import ContributionResult
-from tl_valuealign.errors import InputError
 from tl_valuealign.identity import IdentityResult
 from tl_valuealign.nulls import NullResult
 from tl_valuealign.plots import common
@@ -135,7 +134,7 @@ def further_plates(result: ValueAlignmentResult, further: Sequence[Further]) -> 
     """
     found: list[Plate] = []
     for number, answer in enumerate(further):
-        require_same_model("further", result, answer.provenance.get("model_hash"))
+        arguments.same_model("further", result.provenance, answer.provenance)
         if isinstance(answer, ContributionResult):
             plate = _contributions(answer)
         elif isinstance(answer, IdentityResult):
@@ -148,16 +147,6 @@ def further_plates(result: ValueAlignmentResult, further: Sequence[Further]) -> 
         name = plate.name if all(p.name != plate.name for p in found) else f"{plate.name}-{number}"
         found.append(Plate(name, plate.title, plate.reading, plate.draw))
     return found
-
-
-def require_same_model(name: str, result: ValueAlignmentResult, digest: Any) -> None:
-    """Raise ``InputError`` unless ``digest`` is of the very weights of the result."""
-    mine = result.provenance["model_hash"]
-    if digest != mine:
-        raise InputError(
-            f"{name}: it is about other weights ({str(digest)[:12]}…) than the result "
-            f"({mine[:12]}…); ask the further questions of the model that was analysed"
-        )
 
 
 def _contributions(answer: ContributionResult) -> Plate:

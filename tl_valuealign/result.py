@@ -406,7 +406,7 @@ class ValueAlignmentResult:
             "n_sequences": sums.n_sequences,
             "zero_norm_tokens": sums.zero_norm_tokens()[:, 0].to(torch.int64).tolist(),
         }
-        for count in ("n_tokens_read", "n_items_split_into_windows", "n_bos_prepended"):
+        for count in ("n_tokens_read", "n_texts", "n_items_split_into_windows", "n_bos_prepended"):
             text[count] = self.provenance[count] + other.provenance[count]
         return assemble(
             spectra,

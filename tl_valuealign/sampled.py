@@ -31,13 +31,16 @@ class Sampled:
         empty = directions.cpu().abs().sum((-2, -1)) == 0
         return torch.where(empty[..., None], torch.nan, scores)
 
-    def random_subspace(self, most: int, generator: torch.Generator) -> Tensor:
-        """Scores by k [direction] of a subspace drawn through the second moment of unit tokens.
+    def random_subspace(self, most: int, generator: torch.Generator, *, centred: bool) -> Tensor:
+        """Scores by k [direction] of a subspace drawn through the covariance of unit tokens, or
+        their second moment where they are not ``centred``.
 
         Gaussian sums of the tokens are draws from N(0, Σ x̂x̂ᵀ), without that matrix being formed.
         """
+        unit = self.unit.double()
+        unit = unit - unit.mean(0) if centred else unit
         mixing = torch.randn(len(self.unit), most, generator=generator, dtype=torch.float64)
-        basis = torch.linalg.qr(self.unit.double().T @ mixing).Q
+        basis = torch.linalg.qr(unit.T @ mixing).Q
         padded = torch.nn.functional.pad(basis, (0, most - basis.shape[1]))
         return self.scores(padded)
 

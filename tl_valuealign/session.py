@@ -1,6 +1,7 @@
 """The opening that every question to a model shares: validate, tokenise, quieten, self-check."""
 
 import itertools
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tl_valuealign.errors import InputError, ModelError
 from tl_valuealign.notes import notes_on
 from tl_valuealign.selfcheck import Verified, verify
 from tl_valuealign.spectra import require_finite
+from tl_valuealign.sums import MIN_SEQUENCES
 from tl_valuealign.tokens import Batch, Corpus
 
 
@@ -68,8 +70,13 @@ class Session:
         if len(bad):
             number, place = bad[0].tolist()
             full = f"the full stream before block {self.layers[place]}"
+            self.require_finite_tokens([*sources, full][number], norms[number, place])
+
+    def require_finite_tokens(self, what: str, values: Tensor) -> None:
+        """Raise ``ModelError`` naming ``what`` where its values at kept tokens are not finite."""
+        if not bool(values.isfinite().all()):
             raise ModelError(
-                f"{[*sources, full][number]} has NaN or infinite entries at some token of "
+                f"{what} has NaN or infinite entries at some token of "
                 f"{self.corpus.description}: the model leaves the range of "
                 f"{str(self.view.dtype).removeprefix('torch.')} there; try bfloat16 or float32"
             )
@@ -96,14 +103,25 @@ class Session:
         }
 
     def text_facts(self, n_tokens: int, n_sequences: int) -> dict[str, Any]:
-        """Which text was read; complete once :meth:`batches` is exhausted."""
+        """Which text was read; complete once :meth:`batches` is exhausted.
+
+        Warns where intervals would rest on windows of a few long texts.
+        """
         corpus = self.corpus
+        if corpus.n_split and corpus.n_items < MIN_SEQUENCES <= n_sequences:
+            warnings.warn(
+                f"{corpus.description}: {corpus.n_items} text(s) read in {n_sequences} windows. "
+                f"Intervals take windows as independent, which those of one text are not, so they "
+                f"are too narrow; pass {MIN_SEQUENCES} or more texts for honest ones",
+                stacklevel=4,
+            )
         return {
             "text": [corpus.description],
             "text_hash": corpus.digest.hexdigest(),
             "n_tokens": n_tokens,
             "n_sequences": n_sequences,
             "n_tokens_read": corpus.n_tokens,
+            "n_texts": corpus.n_items,
             "n_items_split_into_windows": corpus.n_split,
             "n_items_empty": corpus.n_empty,
             "bos_id": corpus.bos,

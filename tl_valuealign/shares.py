@@ -73,6 +73,8 @@ class ShareMeter:
         full: list[Tensor] = []
         for number, activation, _ in self.plan.read(batch):
             stream = norm.centre(activation.to(place)[keep].to(dtype))
+            what = [*self.plan.labels, "the full stream"][number]
+            self.session.require_finite_tokens(what, stream)
             if number == len(found):
                 full.append(stream)
             else:

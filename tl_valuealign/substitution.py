@@ -157,7 +157,7 @@ class Substitution:
         for own in batch.seeds:
             mixed = (own * 1_000_003 + self.seed * 7_919 + layer) % 2**63
             generator = torch.Generator().manual_seed(mixed)
-            rows.append(torch.randn(normed.shape[1:], generator=generator))
+            rows.append(torch.randn(normed.shape[1:], generator=generator, dtype=torch.float32))
         drawn = self._reader(layer).norm.centre(torch.stack(rows).to(normed))
         return drawn * (normed.norm(dim=-1, keepdim=True) / drawn.norm(dim=-1, keepdim=True))
 

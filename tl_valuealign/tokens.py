@@ -44,7 +44,8 @@ class Corpus:
     """A stream of rows of ids. Its counts and hash are complete once it has been read through.
 
     ``bos``: the id put before every window of a string unless it begins the text, else None.
-    ``n_prepended``: how many that were. ``n_empty``: items without a token (empty strings, rows
+    ``n_prepended``: how many that were. ``n_items``: texts that were read, each one or more rows;
+    ``n_split``: those cut into several. ``n_empty``: items without a token (empty strings, rows
     masked altogether), left out. ``opening``: the first row that has any token, once it has been
     read.
     """
@@ -55,6 +56,7 @@ class Corpus:
     n_tokens: int = 0
     n_sequences: int = 0
     n_prepended: int = 0
+    n_items: int = 0
     n_split: int = 0
     n_empty: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
@@ -258,6 +260,7 @@ def _rows(
                 f"{d_vocab}; were the ids made with another tokenizer?"
             )
         pieces = ids.split(window - (bos is not None)) if len(ids) else (ids,) * begins
+        corpus.n_items += bool(pieces)
         corpus.n_split += len(pieces) > 1
         corpus.n_empty += not pieces
         for place, piece in enumerate(pieces):

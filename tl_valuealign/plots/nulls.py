@@ -14,7 +14,8 @@ from tl_valuealign.plots.role_grids import RoleGrid, draw_role_grids
 from tl_valuealign.shapes import typed
 
 NULL_WORDS = {
-    "covariance": "random subspaces drawn through the stream’s own second moment",
+    "covariance": "random subspaces drawn through the stream’s own covariance",
+    "second-moment": "random subspaces drawn through the stream’s own second moment",
     "other-heads": "the same stream against the directions of every other head",
 }
 
