@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tl_valuealign as va
-from tl_valuealign import readin, spectra
+from tl_valuealign import readin
 from tl_valuealign.spectra import (
     HeadDirections,
+    HeadSVD,
     RebuiltDirections,
     count_directions,
     decompose,
@@ -53,9 +54,7 @@ def test_random_heads(seed, heads):
     assert_like_numpy(matrices, decompose(matrices, torch.float32))
 
 
-@pytest.mark.parametrize("chunk", [1, 2**30], ids=["a head at a time", "all heads at once"])
-def test_heads_do_not_depend_on_their_company(chunk, monkeypatch):
-    monkeypatch.setattr(spectra, "CHUNK_BYTES", chunk)
+def test_heads_do_not_depend_on_their_company():
     matrices = torch.cat(
         [with_spectrum(0, [9, 5, 1e-6]), torch.zeros(1, D, 3), with_spectrum(2, [3, 2, 1])]
     )
@@ -80,6 +79,42 @@ def test_conditioning(values):
     assert int(numerical_rank(found.singular_values, D, torch.float32)) == rank
     inside = found.directions[0][:, :rank].double()
     np.testing.assert_allclose(inside.T @ inside, np.eye(rank), atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1, 1e-30, 1e30])
+def test_no_digit_is_lost_that_the_gram_matrix_keeps(scale):
+    """Every kind of head in one stack: values to float64 rounding, counts on the edge, ranks."""
+    kinds = {
+        "well": np.linspace(2, 1, WIDTH),
+        "weak": np.logspace(0, -3.5, WIDTH),
+        "graded": np.logspace(0, -6, WIDTH),
+        "repeated": [3, 3, 3, 2, 2, 1, 1, 1],
+        "dominated": [1e4, *np.linspace(2, 1, WIDTH - 1)],
+        "dominated, poorly": [1e5, *np.linspace(2, 1, WIDTH - 1)],
+    }
+    matrices = torch.cat([with_spectrum(20 + i, s) for i, s in enumerate(kinds.values())])
+    short, zero = matrices[:1].clone(), torch.zeros_like(matrices[:1])
+    short[..., -2:] = short[..., :2]  # of rank WIDTH - 2, exactly
+    matrices = torch.cat([matrices, short, zero]) * scale
+    found = decompose(matrices, torch.float32)
+    assert_like_numpy(matrices[:-1], HeadSVD(found.directions[:-1], found.singular_values[:-1]))
+    assert not found.directions[-1].any()
+    eps = np.finfo(np.float64).eps
+    for matrix, mine in zip(matrices.double().numpy(), found.singular_values, strict=True):
+        s = np.linalg.svd(matrix, compute_uv=False)
+        loss = np.ones(WIDTH)
+        if (s >= 1e-4 * s[0] * 0.99).all() and s[0] > 0:
+            loss = s[0] / s
+        assert (np.abs(mine.numpy() - s) <= 16 * eps * s[0] * loss).all()
+        exact, energy = torch.from_numpy(s)[None], np.cumsum(s**2)
+        rank = numerical_rank(exact, D, torch.float32)
+        assert int(numerical_rank(mine[None], D, torch.float32)) == int(rank)
+        for k in range(1, int(rank)):
+            share = float(energy[k - 1] / energy[-1])
+            assert int(count_directions(mine[None], share * (1 - 1e-11))) == k
+            if s[k] ** 2 > 1e-10 * energy[-1]:
+                assert int(count_directions(mine[None], share * (1 + 1e-11))) == k + 1
+        assert int(count_directions(mine[None], 1.0)) == int(count_directions(exact, 1.0))
 
 
 def test_float64_weights_keep_float64():

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,6 @@ from tl_valuealign.shapes import DirectionStack, HeadSpectrum, ReadInStack, chec
 # of its length, under WELL_CONDITIONED the Gram matrix has lost it.
 STRONG = 1e-2
 WELL_CONDITIONED = 1e-4
-CHUNK_BYTES = 8 * 2**20
 REBUILT_ERROR = 2e-5
 RESOLVED = 1e-13
 
@@ -84,40 +84,49 @@ def decompose(matrices: ReadInStack, stored: torch.dtype) -> HeadSVD:
 
     ``stored`` is the dtype in which the weights live. The float64 Gram matrix AᵀA = V S² Vᵀ gives
     S to about eps s_1²/s_i and U = A V/S, whose columns keep the precision of ``matrices`` where
-    s_i is no small part of s_1; the others are made in float64. A head with a nonzero s_i under
-    1e-4 s_1, or stored in float64, takes a QR factorisation instead, which does not square the
-    condition number.
+    s_i is no small part of s_1; the others are made in float64. A head with an s_i under 1e-4 s_1,
+    or stored in float64, takes a QR factorisation instead, which does not square the condition
+    number.
     """
-    at_once = len(matrices)
-    if matrices.device.type == "cpu":
-        at_once = max(1, CHUNK_BYTES // (matrices[0].numel() * 8))
     directions = torch.empty_like(matrices[..., : min(matrices.shape[1:])])
     values = matrices.new_empty(len(matrices), directions.shape[-1], dtype=torch.float64)
-    for first in range(0, len(matrices), at_once):
-        some = slice(first, first + at_once)
-        _decompose_into(directions[some], values[some], matrices[some], stored)
+    poor = list(range(len(matrices)))
+    if stored != torch.float64 and matrices.shape[1] >= matrices.shape[2]:
+        poor = _through_gram(directions, values, matrices)
+    for head in poor:
+        exact = _through_core(*torch.linalg.qr(matrices[head : head + 1].to(torch.float64)))
+        directions[head], values[head] = exact.directions[0], exact.singular_values[0]
     return HeadSVD(directions, values)
 
 
-def _decompose_into(
-    directions: Tensor, values: Tensor, matrices: Tensor, stored: torch.dtype
-) -> None:
-    wide = matrices.to(torch.float64)
-    if stored == torch.float64 or matrices.shape[1] < matrices.shape[2]:
-        exact = _through_core(*torch.linalg.qr(wide))
-        directions[:], values[:] = exact.directions, exact.singular_values
-        return
-    found = torch.linalg.eigh(wide.mT @ wide)
+def _through_gram(directions: Tensor, values: Tensor, matrices: Tensor) -> list[int]:
+    """Fill in all heads but those of the returned numbers, whose Gram matrix lost digits."""
+    found = torch.linalg.eigh(_gram(matrices))
     values[:] = found.eigenvalues.flip(-1).clamp(min=0).sqrt()
     share = values / torch.where(values[:, :1] > 0, values[:, :1], 1)
     scaled = found.eigenvectors.flip(-1) / torch.where(values > 0, values, 1)[:, None]
     torch.matmul(matrices, scaled.to(matrices), out=directions)
-    strong = int((share >= STRONG).all(0).sum())
-    directions[..., strong:] = wide @ scaled[..., strong:]
-    poor = ((share < WELL_CONDITIONED).any(-1)).nonzero()[:, 0]
-    if len(poor):
-        exact = _through_core(*torch.linalg.qr(wide[poor]))
-        directions[poor], values[poor] = exact.directions.to(directions), exact.singular_values
+    well = (share >= WELL_CONDITIONED).all(-1)
+    weak = (well & (share[:, -1] < STRONG)).nonzero()[:, 0].tolist()
+    for head in weak:
+        strong = int((share[head] >= STRONG).sum())
+        wide = matrices[head].to(torch.float64)
+        directions[head, :, strong:] = wide @ scaled[head, :, strong:]
+    return (~well).nonzero()[:, 0].tolist()
+
+
+def _gram(matrices: Tensor) -> Tensor:
+    """AᵀA in float64."""
+    if matrices.device != torch.device("cpu"):
+        wide = matrices.to(torch.float64)
+        return wide.mT @ wide
+    # numpy computes one triangle of a matrix times its own transpose, torch both.
+    gram = np.empty((len(matrices), matrices.shape[2], matrices.shape[2]))
+    rows = np.empty(matrices.shape[1:])
+    for matrix, product in zip(matrices, gram, strict=True):
+        torch.from_numpy(rows).copy_(matrix)
+        np.matmul(rows.T, rows, out=product)
+    return torch.from_numpy(gram)
 
 
 @typed
