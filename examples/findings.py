@@ -127,7 +127,7 @@ def controls_section(model: object, data: object, result: va.ValueAlignmentResul
 def nulls_section(model: object, data: object, result: va.ValueAlignmentResult) -> str:
     nulls = {
         name: va.null_alignment(model, data, null=name, skip_first=True, progress=False)
-        for name in ("covariance", "other-heads")
+        for name in ("covariance", "second-moment", "other-heads")
     }
     rows = []
     for role in result.roles:
@@ -247,6 +247,7 @@ def sets_section(model: object, data: object, budget: int | None) -> str:
                 "low": float(effect.delta - effect.half_width),
                 "high": float(effect.delta + effect.half_width),
                 "of a loss of": effect.base_loss,
+                "sequences": effect.n_sequences,
             }
         )
     return markdown(pd.DataFrame(rows))
@@ -410,6 +411,7 @@ def run(name: str, out: Path, budget: int | None) -> None:
         frame.to_csv(folder / f"{key}.csv", index=False)
     figures = {
         "contributions": va.plot_contributions(shares),
+        "identity": va.plot_identity(identity),
         "effect_alignment": va.plot_effect(heads, result),
         "effect_share": va.plot_effect(heads, shares),
         "effect_identity": va.plot_effect(heads, identity),

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from tl_valuealign.chance import chance_alignment
-from tl_valuealign.result import Checks, Spectra, ValueAlignmentResult, assemble
+from tl_valuealign.result import ValueAlignmentResult, assemble
+from tl_valuealign.role_result import Checks, Spectra
 from tl_valuealign.sums import RoleSums, Sums
 
 TOKENS_PER_SEQUENCE = 96

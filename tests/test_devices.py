@@ -11,7 +11,8 @@ import zoo
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tl_valuealign.adapter import InputNorm, ModelView
+from tl_valuealign.adapter import ModelView
+from tl_valuealign.norms import InputNorm
 
 pytestmark = pytest.mark.any_bridge
 

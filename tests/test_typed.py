@@ -8,7 +8,7 @@ from fakes import fake_result
 from typeguard import TypeCheckError
 
 from tl_valuealign.chance import chance_alignment
-from tl_valuealign.result import Checks, RoleResult, Spectra
+from tl_valuealign.role_result import Checks, RoleResult, Spectra
 from tl_valuealign.shapes import check_fields, typed
 from tl_valuealign.spectra import (
     HeadSVD,

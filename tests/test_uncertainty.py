@@ -13,7 +13,8 @@ from fakes import fake_result
 import tl_valuealign as va
 from tl_valuealign.engines import TokenEngine
 from tl_valuealign.intervals import MIN_SEQUENCES, RatioSums, half_width, withheld
-from tl_valuealign.result import Checks, Spectra, assemble
+from tl_valuealign.result import assemble
+from tl_valuealign.role_result import Checks, Spectra
 from tl_valuealign.spectra import HeadDirections
 from tl_valuealign.tokens import Batch
 

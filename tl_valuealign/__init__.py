@@ -33,7 +33,8 @@ from tl_valuealign.plots.identity import plot_identity
 from tl_valuealign.plots.nulls import plot_null
 from tl_valuealign.pocket import pocket_model
 from tl_valuealign.report import write_report
-from tl_valuealign.result import Checks, RoleResult, ValueAlignmentResult
+from tl_valuealign.result import ValueAlignmentResult
+from tl_valuealign.role_result import Checks, RoleResult
 from tl_valuealign.storage import load
 
 __version__ = VERSION

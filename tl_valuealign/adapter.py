@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -17,6 +16,8 @@ import torch
 from torch import Tensor
 
 from tl_valuealign.errors import ModelError
+from tl_valuealign.hooks import hook_state, restore_hooks
+from tl_valuealign.norms import InputNorm
 from tl_valuealign.refusals import refuse_unreadable
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -32,37 +33,6 @@ CANNOT_RUN = (
     AssertionError,
 )
 HEAD_HOOKS = {"Q": "attn.hook_q", "K": "attn.hook_k", "V": "attn.hook_v", "OV": "attn.hook_v"}
-
-
-@dataclass(frozen=True)
-class InputNorm:
-    """What a block does to the stream before its attention reads it.
-
-    ``kind``: "LayerNorm" (centres), "RMSNorm" or "none". ``gain`` [d_model] as it multiplies, so
-    1 + w where the model stores w; None for no gain. ``eps`` is added under the root.
-    """
-
-    kind: str
-    gain: Tensor | None
-    eps: float
-    gain_rule: str
-
-    @property
-    def centred(self) -> bool:
-        return self.kind == "LayerNorm"
-
-    def centre(self, stream: Tensor) -> Tensor:
-        """x̄, in the dtype of the stream."""
-        return stream - stream.mean(-1, keepdim=True) if self.centred else stream
-
-    def scale(self, stream: Tensor) -> Tensor:
-        """s(x) [..., 1]: 1 without a norm, else √(mean x̄² + eps)."""
-        if self.kind == "none":
-            return torch.ones_like(stream[..., :1])
-        return (self.centre(stream).square().mean(-1, keepdim=True) + self.eps).sqrt()
-
-    def describe(self) -> str:
-        return self.kind if self.gain is None else f"{self.kind} with gain {self.gain_rule}"
 
 
 class ModelView:
@@ -351,26 +321,6 @@ def _batched(value: Tensor, ids: Tensor) -> Tensor:
     if value.shape[0] == ids.shape[0]:
         return value
     return value.expand(ids.shape[0], *value.shape[1:])
-
-
-def hook_state(point: Any) -> list[Any]:
-    """Copies of TransformerLens's handle lists and of the torch hook tables behind them."""
-    return [
-        list(point.fwd_hooks),
-        list(point.bwd_hooks),
-        dict(point._forward_hooks),
-        dict(point._backward_hooks),
-    ]
-
-
-def restore_hooks(point: Any, state: list[Any]) -> None:
-    """Some releases drop a user's hooks in run_with_cache; an exception may leave ours behind."""
-    if hook_state(point) == state:
-        return
-    point.fwd_hooks[:], point.bwd_hooks[:] = state[:2]
-    for table, kept in zip((point._forward_hooks, point._backward_hooks), state[2:], strict=True):
-        table.clear()
-        table.update(kept)
 
 
 def load_model(name: str, *, dtype: torch.dtype, device: str | None = None) -> Any:

@@ -48,11 +48,14 @@ def analyze_value_alignment(
         data: None for the bundled passages (seeded random ids where the model has no tokenizer),
             a string, a list of strings, ids [batch, pos] or [pos], or an iterable of these, which
             is read as a stream. Strings get the model's BOS in front if they lack it, and are cut
-            into windows of at most 1,024 tokens.
+            into windows of at most 1,024 tokens. Every window counts as a sequence of its own.
         roles: any of "Q", "K", "V" (the read-in matrices) and "OV" (A W_O per query head).
         components: what to measure beside the embedding: "attn_out", "mlp_out" or both.
         thresholds: shares of the squared singular values that the kept directions carry, in (0, 1].
         metric: "norm" (mean ‖Uᵀx̄‖/‖x̄‖), "energy" (mean of its square) or "pooled" (ratio of sums).
+            The last two are read from second moments, which is faster and keeps nothing per
+            sequence: their standard errors and tests are NaN. Run "norm" and ask the result
+            ``.with_metric("energy")`` for the same figures with errors.
         layers: target blocks; None for all that have attention.
         attention_mask: with an ids tensor, 1 for text and 0 for padding on either side.
         cache: an ``ActivationCache`` of this model on ``data``, which must then be the very ids

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from tl_valuealign import arguments
-from tl_valuealign.adapter import InputNorm, ModelView
+from tl_valuealign.adapter import ModelView
 from tl_valuealign.chance import chance_alignment
 from tl_valuealign.errors import InputError, ModelError
 from tl_valuealign.extremes import require
+from tl_valuealign.norms import InputNorm
 from tl_valuealign.readin import decompose_role
 from tl_valuealign.result import ValueAlignmentResult
 from tl_valuealign.selfcheck import Verified, probe, verify

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from tl_valuealign.result import RoleResult, ValueAlignmentResult
+    from tl_valuealign.result import ValueAlignmentResult
+from tl_valuealign.role_result import RoleResult
 
 METRIC_WORDS = {
     "norm": "mean share of a token's norm, mean ‖Uᵀx̄‖ / ‖x̄‖",

@@ -12,7 +12,8 @@ from torch import Tensor
 from tl_valuealign.errors import InputError
 from tl_valuealign.extremes import Extremes, RoleExtremes
 from tl_valuealign.moments import Moments
-from tl_valuealign.result import Checks, RoleResult, ValueAlignmentResult
+from tl_valuealign.result import ValueAlignmentResult
+from tl_valuealign.role_result import Checks, RoleResult
 from tl_valuealign.shapes import METRICS, ROLES
 from tl_valuealign.sums import RoleSums, Sums
 

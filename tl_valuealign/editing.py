@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tl_valuealign.adapter import ModelView, hook_state, restore_hooks
+from tl_valuealign.adapter import ModelView
 from tl_valuealign.errors import ModelError
+from tl_valuealign.hooks import hook_state, restore_hooks
 
 Edit = Callable[[Tensor], Tensor]
 

@@ -1,8 +1,11 @@
-"""Results as an xarray Dataset: every axis by the name it has in ``tl_valuealign.shapes``."""
+"""Results as a long table and as an xarray Dataset, every axis by its name in
+``tl_valuealign.shapes``."""
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
+import torch
 
 from tl_valuealign.errors import DependencyError
 
@@ -25,6 +28,39 @@ ROLE_VARIABLES = {
     "excess": ("threshold layer head", "alignment of the full stream minus the embedding's"),
     "excess_stderr": ("threshold layer head", "its paired bootstrap standard error"),
 }
+
+
+def to_frame(result: "ValueAlignmentResult") -> pd.DataFrame:
+    """See :meth:`tl_valuealign.ValueAlignmentResult.to_dataframe`."""
+    return pd.concat([_role_frame(result, name) for name in result.roles], ignore_index=True)
+
+
+def _role_frame(result: "ValueAlignmentResult", name: str) -> pd.DataFrame:
+    values = result.roles[name]
+    alignment = torch.cat([values.by_source, values.full[:, None]], dim=1)
+    shape = alignment.shape
+    index = pd.MultiIndex.from_product(
+        [
+            [name],
+            result.thresholds,
+            [*result.sources, "full"],
+            result.layers,
+            range(shape[-1]),
+        ],
+        names=["role", "threshold", "source", "layer", "head"],
+    )
+    projected = torch.cat([values.projected_sq_norm, values.projected_sq_norm_full[None]])
+    columns = {
+        "alignment": alignment,
+        "stderr": torch.cat([values.by_source_stderr, values.full_stderr[:, None]], dim=1),
+        "chance": values.chance[:, None].expand(shape),
+        "relative": alignment / values.chance[:, None],
+        "n_directions": values.n_directions[:, None].expand(shape),
+        "numerical_rank": values.numerical_rank[None, None].expand(shape),
+        "projected_sq_norm": projected[None].expand(shape),
+    }
+    flat = {key: value.reshape(-1).numpy() for key, value in columns.items()}
+    return pd.DataFrame(flat, index=index).reset_index()
 
 
 def to_dataset(result: "ValueAlignmentResult") -> Any:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tl_valuealign.adapter import HEAD_HOOKS, InputNorm, ModelView
+from tl_valuealign.adapter import HEAD_HOOKS, ModelView
 from tl_valuealign.errors import ModelError
+from tl_valuealign.norms import InputNorm
 from tl_valuealign.selfcheck import excerpt, probe
 from tl_valuealign.session import Session
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from tl_valuealign.adapter import InputNorm, ModelView
+from tl_valuealign.adapter import ModelView
 from tl_valuealign.chance import chance_alignment
-from tl_valuealign.result import Spectra
+from tl_valuealign.norms import InputNorm
+from tl_valuealign.role_result import Spectra
 from tl_valuealign.spectra import (
     Directions,
     HeadDirections,

@@ -1,6 +1,5 @@
 """The frozen result of ``analyze_value_alignment`` and everything a reader asks of it."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,79 +16,20 @@ from tl_valuealign.errors import InputError
 from tl_valuealign.extremes import Extremes
 from tl_valuealign.intervals import half_width
 from tl_valuealign.moments import Moments
+from tl_valuealign.role_result import Checks, RoleResult, Spectra
 from tl_valuealign.shapes import (
     METRICS,
-    HeadCounts,
     HeadFlags,
     PerHead,
     PerLayer,
     PerSource,
-    PerSourceHead,
-    PerThreshold,
-    PerThresholdSource,
-    Spectrum,
     Subspace,
-    ThresholdCounts,
-    ThresholdFlags,
     check_fields,
     typed,
 )
 from tl_valuealign.sums import Sums
 
 FULL = "full"
-
-
-@dataclass(frozen=True)
-class RoleResult:
-    """What one role's read-in matrices see. Tensors are on the CPU, figures in float64.
-
-    Axes follow ``tl_valuealign.shapes``; a source that is not upstream of a layer, and a head whose
-    matrix is zero, are NaN.
-
-    full, full_stderr: alignment of the full stream and its standard error over sequences.
-    by_source, by_source_stderr: the same for every source.
-    chance: alignment of a random direction with as many directions.
-    singular_values: descending. n_directions: how many carry the threshold's share.
-    numerical_rank: singular values above rounding in the stored dtype.
-    tied: the singular values on both sides of the cut are equal, so the cut is arbitrary.
-    projected_sq_norm, projected_sq_norm_full: mean_t ‖x̄_t A‖².
-    excess, excess_stderr: full stream minus embedding, with its paired bootstrap error.
-    """
-
-    full: PerThreshold
-    full_stderr: PerThreshold
-    by_source: PerThresholdSource
-    by_source_stderr: PerThresholdSource
-    chance: PerThreshold
-    singular_values: Spectrum
-    n_directions: ThresholdCounts
-    numerical_rank: HeadCounts
-    tied: ThresholdFlags
-    projected_sq_norm: PerSourceHead
-    projected_sq_norm_full: PerHead
-    excess: PerThreshold
-    excess_stderr: PerThreshold
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-@dataclass(frozen=True)
-class Checks:
-    """How well the run reproduced the model's own activations (relative errors).
-
-    decomposition: Σ upstream sources against resid_pre, per layer.
-    read_in: (x̄/s) A + b against hook_q, hook_k, hook_v (and, for OV, Σ_h z W_O against the
-    attention output), per role and layer.
-    """
-
-    decomposition: PerLayer
-    decomposition_tolerance: float
-    read_in: dict[str, PerLayer]
-    read_in_tolerance: float
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, repr=False)
@@ -233,7 +173,7 @@ class ValueAlignmentResult:
 
         ``significant=True`` keeps those that survive false-discovery control at 5% over the grid
         (Benjamini and Hochberg 1995) of a one-sided test of the paired bootstrap; none do where
-        there are too few sequences for an error.
+        there is no error to test with (fewer than 8 sequences, or a run from second moments).
         """
         values, index = self.role(role), self.threshold_index(threshold)
         boxed = values.excess[index] > 0
@@ -255,34 +195,9 @@ class ValueAlignmentResult:
         (alignment over chance), n_directions, numerical_rank, projected_sq_norm. Rows of a source
         that is not upstream of a layer carry NaN.
         """
-        return pd.concat([self._role_frame(name) for name in self.roles], ignore_index=True)
+        from tl_valuealign.labelled import to_frame
 
-    def _role_frame(self, name: str) -> pd.DataFrame:
-        values = self.roles[name]
-        alignment = torch.cat([values.by_source, values.full[:, None]], dim=1)
-        shape = alignment.shape
-        index = pd.MultiIndex.from_product(
-            [
-                [name],
-                self.thresholds,
-                [*self.sources, FULL],
-                self.layers,
-                range(shape[-1]),
-            ],
-            names=["role", "threshold", "source", "layer", "head"],
-        )
-        projected = torch.cat([values.projected_sq_norm, values.projected_sq_norm_full[None]])
-        columns = {
-            "alignment": alignment,
-            "stderr": torch.cat([values.by_source_stderr, values.full_stderr[:, None]], dim=1),
-            "chance": values.chance[:, None].expand(shape),
-            "relative": alignment / values.chance[:, None],
-            "n_directions": values.n_directions[:, None].expand(shape),
-            "numerical_rank": values.numerical_rank[None, None].expand(shape),
-            "projected_sq_norm": projected[None].expand(shape),
-        }
-        flat = {key: value.reshape(-1).numpy() for key, value in columns.items()}
-        return pd.DataFrame(flat, index=index).reset_index()
+        return to_frame(self)
 
     def to_xarray(self) -> Any:
         """The result as an ``xarray.Dataset`` with dimensions role, threshold, source, layer,
@@ -367,88 +282,9 @@ class ValueAlignmentResult:
 
         Raises ``InputError`` naming the first difference in model weights or options.
         """
-        for what, mine, theirs in (
-            ("model weights", self.provenance["model_hash"], other.provenance["model_hash"]),
-            ("roles", tuple(self.roles), tuple(other.roles)),
-            ("sources", self.sources, other.sources),
-            ("layers", self.layers, other.layers),
-            ("thresholds", self.thresholds, other.thresholds),
-            ("metric", self.metric, other.metric),
-            ("skip_first", self.provenance["skip_first"], other.provenance["skip_first"]),
-            ("engine", self.provenance["engine"], other.provenance["engine"]),
-        ):
-            if mine != theirs:
-                raise InputError(
-                    f"these results differ in {what}: {mine!r} and {theirs!r}; only runs of the "
-                    f"same weights with the same options over different text can be merged"
-                )
-        sums = self.sums + other.sums
-        worst = Checks(
-            torch.maximum(self.checks.decomposition, other.checks.decomposition),
-            self.checks.decomposition_tolerance,
-            {
-                role: torch.maximum(error, other.checks.read_in[role])
-                for role, error in self.checks.read_in.items()
-            },
-            self.checks.read_in_tolerance,
-        )
-        spectra = {name: Spectra.of(values) for name, values in self.roles.items()}
-        extremes = None
-        if self.extremes is not None and other.extremes is not None:
-            extremes = self.extremes + other.extremes
-        moments = None
-        if self.moments is not None and other.moments is not None:
-            moments = self.moments + other.moments
-        text = {
-            "text": [*self.provenance["text"], *other.provenance["text"]],
-            "text_hash": _hash_of_both(self.provenance["text_hash"], other.provenance["text_hash"]),
-            "n_tokens": sums.n_tokens,
-            "n_sequences": sums.n_sequences,
-            "zero_norm_tokens": sums.zero_norm_tokens()[:, 0].to(torch.int64).tolist(),
-        }
-        for count in ("n_tokens_read", "n_texts", "n_items_split_into_windows", "n_bos_prepended"):
-            text[count] = self.provenance[count] + other.provenance[count]
-        return assemble(
-            spectra,
-            sums,
-            sources=self.sources,
-            layers=self.layers,
-            thresholds=self.thresholds,
-            metric=self.metric,
-            checks=worst,
-            provenance=self.provenance | text,
-            extremes=extremes,
-            moments=moments,
-        )
+        from tl_valuealign.merging import merge
 
-
-def _hash_of_both(mine: str, theirs: str) -> str:
-    """The same for either order of merging, as the figures are."""
-    return hashlib.sha256("".join(sorted((mine, theirs))).encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class Spectra:
-    """What is known of a role's matrices before any text is read (axes as in RoleResult)."""
-
-    singular_values: Spectrum
-    n_directions: ThresholdCounts
-    numerical_rank: HeadCounts
-    tied: ThresholdFlags
-    chance: PerThreshold
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-    @classmethod
-    def of(cls, values: RoleResult) -> "Spectra":
-        return cls(
-            values.singular_values,
-            values.n_directions,
-            values.numerical_rank,
-            values.tied,
-            values.chance,
-        )
+        return merge(self, other)
 
 
 def assemble(

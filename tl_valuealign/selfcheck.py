@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tl_valuealign.adapter import HEAD_HOOKS, InputNorm, ModelView
+from tl_valuealign.adapter import HEAD_HOOKS, ModelView
 from tl_valuealign.errors import ModelError, SelfCheckError
-from tl_valuealign.result import Checks
+from tl_valuealign.norms import InputNorm
+from tl_valuealign.role_result import Checks
 
 # Relative errors a correct model stays under, with room: measured are 1e-6 in float32, 1e-7 in
 # float64 (norms are computed in float32 all the same), and a few roundings of the stored dtype
