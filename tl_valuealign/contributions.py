@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tl_valuealign import arguments
 from tl_valuealign.errors import InputError
+from tl_valuealign.labelled import long_frame
 from tl_valuealign.parts import head_readers
 from tl_valuealign.result import ValueAlignmentResult
 from tl_valuealign.session import open_session
@@ -133,19 +134,8 @@ class ContributionResult:
         With the ``alignment`` of the same model, its alignment, chance and projected_sq_norm (the
         post's measure of contribution) beside them. Raises ``InputError`` if it is of another.
         """
-        frames = []
-        for name, values in self.roles.items():
-            shape = values.share.shape
-            index = pd.MultiIndex.from_product(
-                [[name], self.sources, self.layers, range(shape[-1])],
-                names=["role", "source", "layer", "head"],
-            )
-            columns = {
-                key: getattr(values, key).reshape(-1).numpy()
-                for key in ("share", "stderr", "half_width")
-            }
-            frames.append(pd.DataFrame(columns, index=index).reset_index())
-        frame = pd.concat(frames, ignore_index=True)
+        axes = {"source": self.sources, "layer": self.layers}
+        frame = long_frame(self.roles, axes, ("share", "stderr", "half_width"))
         if alignment is None:
             return frame
         arguments.same_model("alignment", self.provenance, alignment.provenance)

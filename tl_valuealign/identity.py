@@ -18,6 +18,7 @@ from torch import Tensor
 from tl_valuealign import arguments
 from tl_valuealign.adapter import HEAD_HOOKS
 from tl_valuealign.errors import InputError
+from tl_valuealign.labelled import long_frame
 from tl_valuealign.parts import as_heads
 from tl_valuealign.session import Session, open_session
 from tl_valuealign.shapes import PerHead, check_fields
@@ -76,15 +77,7 @@ class IdentityResult:
 
     def to_dataframe(self) -> pd.DataFrame:
         """One row per role, layer and head: share, total."""
-        frames = []
-        for name, values in self.roles.items():
-            index = pd.MultiIndex.from_product(
-                [[name], self.layers, range(values.share.shape[-1])],
-                names=["role", "layer", "head"],
-            )
-            columns = {key: getattr(values, key).reshape(-1).numpy() for key in ("share", "total")}
-            frames.append(pd.DataFrame(columns, index=index).reset_index())
-        return pd.concat(frames, ignore_index=True)
+        return long_frame(self.roles, {"layer": self.layers}, ("share", "total"))
 
 
 @torch.inference_mode(False)  # as in analyze_value_alignment

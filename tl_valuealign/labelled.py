@@ -1,6 +1,7 @@
 """Results as a long table and as an xarray Dataset, every axis by its name in
 ``tl_valuealign.shapes``."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,22 @@ ROLE_VARIABLES = {
     "excess": ("threshold layer head", "alignment of the full stream minus the embedding's"),
     "excess_stderr": ("threshold layer head", "its paired bootstrap standard error"),
 }
+
+
+def long_frame(
+    roles: Mapping[str, Any], axes: Mapping[str, Sequence[Any]], keys: Sequence[str]
+) -> pd.DataFrame:
+    """One row per role, label of every axis in turn, and head; a column for each of ``keys``, which
+    are tensors [*axes, head] of every role."""
+    frames = []
+    for name, values in roles.items():
+        heads = range(getattr(values, keys[0]).shape[-1])
+        index = pd.MultiIndex.from_product(
+            [[name], *axes.values(), heads], names=["role", *axes, "head"]
+        )
+        columns = {key: getattr(values, key).reshape(-1).numpy() for key in keys}
+        frames.append(pd.DataFrame(columns, index=index).reset_index())
+    return pd.concat(frames, ignore_index=True)
 
 
 def to_frame(result: "ValueAlignmentResult") -> pd.DataFrame:

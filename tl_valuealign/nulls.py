@@ -25,6 +25,7 @@ from torch import Tensor
 
 from tl_valuealign import arguments
 from tl_valuealign.errors import InputError
+from tl_valuealign.labelled import long_frame
 from tl_valuealign.readin import decompose_role
 from tl_valuealign.result import FULL
 from tl_valuealign.sampled import Reservoir, Sampled
@@ -107,22 +108,9 @@ class NullResult:
     def to_dataframe(self) -> pd.DataFrame:
         """One row per role, threshold, source, layer and head: observed, expected, spread,
         percentile, relative."""
-        frames = []
-        for name, values in self.roles.items():
-            index = pd.MultiIndex.from_product(
-                [
-                    [name],
-                    self.thresholds,
-                    self.sources,
-                    self.layers,
-                    range(values.observed.shape[-1]),
-                ],
-                names=["role", "threshold", "source", "layer", "head"],
-            )
-            keys = ("observed", "expected", "spread", "percentile", "relative")
-            columns = {key: getattr(values, key).reshape(-1).numpy() for key in keys}
-            frames.append(pd.DataFrame(columns, index=index).reset_index())
-        return pd.concat(frames, ignore_index=True)
+        axes = {"threshold": self.thresholds, "source": self.sources, "layer": self.layers}
+        keys = ("observed", "expected", "spread", "percentile", "relative")
+        return long_frame(self.roles, axes, keys)
 
 
 @torch.inference_mode(False)  # as in analyze_value_alignment
