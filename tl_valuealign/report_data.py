@@ -16,7 +16,7 @@ from tl_valuealign.plots.explorer import draw_explorer_base, level_axis
 from tl_valuealign.plots.explorer_slider import scales
 from tl_valuealign.plots.grid import hover
 from tl_valuealign.report_heads import decoded_directions, tokens_in_context
-from tl_valuealign.report_pack import role_numbers
+from tl_valuealign.report_pack import role_numbers, starts
 from tl_valuealign.report_plates import Plate
 from tl_valuealign.result import FULL, ValueAlignmentResult
 
@@ -48,6 +48,7 @@ def page_data(
         "tokens": tokens_in_context(result),
         "directions": {} if directions is None else decoded_directions(result, directions),
         "sources": order,
+        "starts": starts(curve),
         "words": [common.safe(common.source_words(source)) for source in order],
         "plainWords": [common.source_words(source) for source in order],
         "gapWords": "not upstream of these blocks, or a zero read-in matrix",

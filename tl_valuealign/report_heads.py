@@ -16,7 +16,8 @@ COLUMNS = ("role", "layer", "head", "direction", "share", "positive", "negative"
 
 def tokens_in_context(result: ValueAlignmentResult) -> dict[str, Any] | None:
     """Per role and stream the most and least aligned tokens, [side, layer, head, rank, place] ids
-    with [side, layer, head, rank] alignments; None where the run kept no single tokens."""
+    with [side, layer, head, rank] alignments; None where the run kept no single tokens. The
+    embedding's tokens stand without context, in one place."""
     extremes = result.extremes
     if extremes is None:
         return None
@@ -25,8 +26,12 @@ def tokens_in_context(result: ValueAlignmentResult) -> dict[str, Any] | None:
         # [side, pair, layer, rank, head, ...] → [pair, side, layer, head, rank, ...]
         ids = found.contexts.permute(1, 0, 2, 4, 3, 5)[:, :, :, :, :SHOWN].numpy()
         values = found.values.permute(1, 0, 2, 4, 3)[..., :SHOWN].numpy()
+        places = {"embed": slice(BEFORE, BEFORE + 1), "full": slice(None)}
         roles[role] = {
-            stream: {"ids": array(ids[pair]), "values": fractions(values[pair])}
+            stream: {
+                "ids": array(ids[pair][..., places[stream]]),
+                "values": fractions(values[pair]),
+            }
             for pair, stream in enumerate(STREAMS)
         }
     return {"roles": roles, "ranks": SHOWN, "before": BEFORE, "words": extremes.words}

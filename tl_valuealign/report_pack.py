@@ -7,6 +7,7 @@ import numpy as np
 
 from tl_valuealign.plots.common import Array
 from tl_valuealign.result import ValueAlignmentResult
+from tl_valuealign.streams import written_before
 
 
 def role_numbers(result: ValueAlignmentResult, role: str, intervals: bool) -> dict[str, Any]:
@@ -25,8 +26,8 @@ def role_numbers(result: ValueAlignmentResult, role: str, intervals: bool) -> di
     return {
         "heads": values.numerical_rank.shape[1],
         "d_head": values.singular_values.shape[-1],
-        "alignment": fractions(alignment),
-        "stderr": fractions(stderr / scale, np.uint8) if intervals else None,
+        "alignment": fractions(_upstream(result, alignment)),
+        "stderr": fractions(_upstream(result, stderr / scale), np.uint8) if intervals else None,
         "stderrScale": scale,
         "chance": array(values.chance.numpy().astype(np.float32)),
         "directions": array(values.n_directions.numpy().astype(np.uint16)),
@@ -34,6 +35,18 @@ def role_numbers(result: ValueAlignmentResult, role: str, intervals: bool) -> di
         "boxes": array(np.stack(boxes).astype(np.uint8)),
         "spectrum": fractions(_relative(values.singular_values.numpy())),
     }
+
+
+def starts(result: ValueAlignmentResult) -> list[int]:
+    """From which place on the layer axis each source is there to be read; the full stream last."""
+    reads = written_before(result.sources, result.layers)
+    return [*(~reads).sum(1).tolist(), 0]
+
+
+def _upstream(result: ValueAlignmentResult, values: Array) -> Array:
+    """[threshold, source, layer, head] without the layers a source is not upstream of, flat."""
+    parts = [values[:, source, first:] for source, first in enumerate(starts(result))]
+    return np.concatenate([part.reshape(len(values), -1) for part in parts], axis=1).ravel()
 
 
 def _relative(spectrum: Array) -> Array:

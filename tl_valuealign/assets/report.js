@@ -36,14 +36,20 @@ const LAYERS = DATA.layers;
 const TOP = { u1: 255, u2: 65535 };
 const fraction = (code, top) => code === top ? NaN : code / (top - 1);
 
-/* Alignment is [threshold, source, layer, head], the full stream being the last source. */
+/* Rows of layers that hold values, of all sources before each, and in all. */
+const ROWS = [0];
+for (const start of DATA.starts) ROWS.push(ROWS[ROWS.length - 1] + LAYERS.length - start);
+
+/* Alignment is [threshold, source, layer, head], the full stream being the last source; layers
+   that a source is not upstream of are left out. */
 function at(role, t, s, l, h) {
   const R = ROLES[role];
   const cell = (t * LAYERS.length + l) * R.heads + h;
-  const place = ((t * DATA.sources.length + s) * LAYERS.length + l) * R.heads + h;
+  const row = t * ROWS[ROWS.length - 1] + ROWS[s] + l - DATA.starts[s];
+  const place = l < DATA.starts[s] ? -1 : row * R.heads + h;
   return {
-    value: fraction(R.alignment[place], TOP.u2),
-    stderr: R.stderr ? fraction(R.stderr[place], TOP.u1) * R.stderrScale : NaN,
+    value: place < 0 ? NaN : fraction(R.alignment[place], TOP.u2),
+    stderr: place < 0 || !R.stderr ? NaN : fraction(R.stderr[place], TOP.u1) * R.stderrScale,
     chance: R.chance[cell],
     directions: R.directions[cell],
     box: R.boxes[cell],
@@ -389,10 +395,10 @@ function tellTokens(role, l, head) {
       const value = fraction(stream.values[place], TOP.u2);
       if (!Number.isFinite(value)) continue;
       const ids = Array.from(stream.ids.subarray(place * places, (place + 1) * places));
-      const around = name === "full" ? [ids.slice(0, before), ids.slice(before + 1)] : [[], []];
-      const [left, right] = around.map((part) => part.map(word).join(""));
+      const own = places > 1 ? before : 0;
+      const [left, right] = [ids.slice(0, own), ids.slice(own + 1)].map((part) => part.map(word).join(""));
       rows.push([element("td", rank ? "" : end), element("td", number(value), { class: "number" }),
-        element("td", [left, element("mark", word(ids[before])), right], { class: "tokens" })]);
+        element("td", [left, element("mark", word(ids[own])), right], { class: "tokens" })]);
     }
   }
   section.hidden = !rows.length;
