@@ -125,7 +125,8 @@ class Canvas:
                 },
                 "x": self.side / page_width,
                 "xanchor": "left",
-                "y": 1 - 16 / page_height,
+                # Plotly sets a title of several lines half a line higher for each of them.
+                "y": 1 - (16 + TITLE_LINE / 2 * max(len(title) - 1, 0)) / page_height,
                 "yanchor": "top",
                 "automargin": False,
             },
