@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -120,13 +119,13 @@ def _gram(matrices: Tensor) -> Tensor:
     if matrices.device != torch.device("cpu"):
         wide = matrices.to(torch.float64)
         return wide.mT @ wide
-    # numpy computes one triangle of a matrix times its own transpose, torch both.
-    gram = np.empty((len(matrices), matrices.shape[2], matrices.shape[2]))
-    rows = np.empty(matrices.shape[1:])
+    # One head's wide copy at a time stays in the cache, and its memory is touched once.
+    shape = (len(matrices), matrices.shape[2], matrices.shape[2])
+    gram = matrices.new_empty(shape, dtype=torch.float64)
+    wide = matrices.new_empty(matrices.shape[1:], dtype=torch.float64)
     for matrix, product in zip(matrices, gram, strict=True):
-        torch.from_numpy(rows).copy_(matrix)
-        np.matmul(rows.T, rows, out=product)
-    return torch.from_numpy(gram)
+        torch.matmul(wide.copy_(matrix).mT, wide, out=product)
+    return gram
 
 
 @typed
