@@ -554,7 +554,7 @@ def test_a_head_s_panel_tells_its_directions_and_tokens(pocket, visit):
 def test_further_questions_are_drawn_on_the_page(pocket, visit):
     for width in (1280, 390):
         page = visit(pocket[2], width=width)
-        for name in ("contributions", "identity", "null-covariance", "effect-V-embed"):
+        for name in ("contributions", "identity", "null-covariance-full", "effect-V-embed"):
             gd = page.query_selector(f"#figure-{name}")
             check_legible(page, gd)
             gd.screenshot(path=SCREENSHOTS / f"report-{name}-{width}.png")
@@ -569,6 +569,21 @@ def test_further_questions_are_drawn_on_the_page(pocket, visit):
             }).length""",
         )
         assert hidden == 0, "every hatched bar has its colour under the hatching"
+
+
+@pytest.mark.bridge
+def test_heads_that_were_not_analysed_open_nothing(visit, tmp_path):
+    model, text = va.pocket_model(), torch.arange(400).reshape(10, 40)
+    options = {"progress": False}
+    result = va.analyze_value_alignment(model, text, roles="V", layers=[1], **options)
+    identity = va.token_identity(model, text.repeat(2, 1), **options)
+    write_report(result, tmp_path / "part.html", further=[identity])
+    page = visit(tmp_path / "part.html")
+    page.focus("#figure-identity")
+    page.keyboard.press("Enter")
+    assert page.inner_text("#spoken") == "L0H0 · Q is not part of the analysis"
+    assert page.is_hidden("#head")
+    assert page.get_attribute("#figure-norms", "role") == "img", "no heads, no keys"
 
 
 @pytest.mark.bridge

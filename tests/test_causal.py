@@ -248,6 +248,9 @@ def test_the_figure_sets_effect_against_geometry():
     np.testing.assert_allclose(points.x, alignment.alignment("V", "embed").mean(1))
     with pytest.raises(va.InputError, match="by='layer'"):
         plot_effect(substitute(model, by="set"), alignment)
+    other = va.analyze_value_alignment(zoo.bridge("llama", seed=5), IDS, progress=False)
+    with pytest.raises(va.InputError, match="against: it is about other weights"):
+        plot_effect(effect, other)
     with pytest.raises(va.InputError, match="layer 2"):
         plot_effect(effect, va.token_identity(model, IDS, layers=(0, 1), progress=False))
     with pytest.raises(TypeCheckError):

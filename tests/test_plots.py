@@ -434,12 +434,15 @@ def test_log_ticks_lie_inside_and_are_few(low, span):
 
 
 def test_round_numbers_are_written_plainly():
-    assert [plain(v) for v in (0.05, 2, 500, 1000, 1e6)] == [
+    assert [plain(v) for v in (0.05, 2, 500, 1000, 1e6, 3e5, 5e6, 2e-5)] == [
         "0.05",
         "2",
         "500",
         "1,000",
         "10<sup>6</sup>",
+        "3·10<sup>5</sup>",
+        "5·10<sup>6</sup>",
+        "2·10<sup>-5</sup>",
     ]
 
 
@@ -513,7 +516,7 @@ def check_clicks(result, figure, clicks):
     order = sorted(range(len(result.thresholds)), key=lambda index: result.thresholds[index])
     assert figure.layout.sliders[0].active == order.index(0)
     role, source, view, threshold = "V", "full", 0, 0
-    sources = ["full", *result.sources[:-1]]
+    sources = ["full", *result.sources]
     for menu, number in clicks:
         steps = browser.steps if menu == 3 else browser.menus[menu]["buttons"]
         pick = number % len(steps)

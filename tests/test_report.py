@@ -108,7 +108,9 @@ def test_it_tells_its_story_in_the_post_s_order(full_size):
         (tag, attrs.get("content")) for tag, attrs in page.elements
     ]
     grids = [a for t, a in page.elements if t == "div" and a.get("class") == "plot"]
-    assert len(grids) == 8 and all(a["tabindex"] == "0" and a["aria-label"] for a in grids)
+    assert len(grids) == 8 and all(a["aria-label"] for a in grids)
+    still = [a["id"] for a in grids if a.get("tabindex") != "0"]
+    assert still == ["figure-norms"], "it has no heads to move between"
 
 
 def test_the_verdict_table_comes_first_where_there_is_one(tmp_path, monkeypatch):
@@ -328,10 +330,29 @@ def test_answers_about_another_model_are_refused(tmp_path):
     with pytest.raises(InputError, match="'negative' is missing.*decode_directions"):
         write_report(result, tmp_path / "r.html", directions=table)
     table = table.assign(negative=[])
+    table.attrs["model_hash"] = "another"
     with pytest.raises(InputError, match="directions: it is about other weights"):
         write_report(result, tmp_path / "r.html", directions=table)
     table.attrs["model_hash"] = result.provenance["model_hash"]
     write_report(result, tmp_path / "r.html", directions=table)
+    row = {"role": "V", "layer": 0, "head": 1, "direction": "0", "share": 0.5}
+    row |= {"positive": ["a"], "negative": []}
+    for change, words in (
+        ({"positive": "['a']"}, r"V L0H1: positive is .*, expected a list of strings"),
+        ({"negative": float("nan")}, "negative is nan"),
+        ({"positive": [float("nan")]}, "expected a list of strings"),
+        ({"share": float("inf")}, "share is inf, expected a finite number"),
+        ({"layer": "zero"}, "layer is 'zero'"),
+        ({"role": "Z"}, "role is 'Z', expected one of Q"),
+        ({}, "V L0H1 has direction 0 twice"),
+    ):
+        bad = pd.DataFrame([row, row | change])
+        bad.attrs.update(table.attrs)
+        with pytest.raises(InputError, match=f"directions: .*{words}"):
+            write_report(result, tmp_path / "s.html", directions=bad)
+    bad.attrs.clear()
+    with pytest.raises(InputError, match="does not say which weights"):
+        write_report(result, tmp_path / "s.html", directions=bad)
     other = IdentityResult({}, (0, 1), 10, 5, False, {"model_hash": "another"})
     with pytest.raises(InputError, match="further: it is about other weights"):
         write_report(result, tmp_path / "s.html", further=[other])

@@ -134,6 +134,11 @@ def measured(role: str, roles: Iterable[str]) -> str:
 def same_model(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     """Raise ``InputError`` unless two provenances (or tables' attrs) are of the same weights."""
     expected, got = mine["model_hash"], theirs.get("model_hash")
+    if got is None:
+        raise InputError(
+            f"{name}: it does not say which weights it is about (``attrs['model_hash']`` is gone, "
+            f"as from a table that was stored and read back); pass the function's own answer"
+        )
     if got != expected:
         raise InputError(
             f"{name}: it is about other weights ({str(got)[:12]}…) than the result "

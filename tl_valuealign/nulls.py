@@ -155,6 +155,8 @@ def null_alignment(
     thresholds = arguments.shares("thresholds", thresholds)
     if arguments.count("draws", draws) < 2:
         raise InputError("draws: one subspace has no spread; draw 2 or more")
+    if arguments.count("sample", sample) < 2:
+        raise InputError("sample: one token has no distribution; sample 2 or more")
     sample, draws = arguments.count("sample", sample), arguments.count("draws", draws)
     opened = open_session(
         model,
@@ -276,5 +278,10 @@ def _against(
                     null = drawn[:, k - 1]
                 below = (null < observed).double() + 0.5 * (null == observed).double()
                 found[:, threshold, place, head] = torch.stack(
-                    [observed, null.mean(), null.std(), below.mean()]
+                    [observed, null.mean(), _spread(null), below.mean()]
                 )
+
+
+def _spread(values: Tensor) -> Tensor:
+    """Standard deviation; NaN for a single value."""
+    return values.std() if len(values) > 1 else values.new_tensor(torch.nan)

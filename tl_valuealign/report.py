@@ -135,11 +135,13 @@ def _asset(name: str) -> str:
 
 def _figure(plate: Plate) -> str:
     title = escape(plate.title)
+    told = f"role='img' aria-label='{title}'"
+    if plate.heads:
+        keys = "Arrow keys move between heads, Enter opens one."
+        told = f"tabindex='0' role='application' aria-label='{title} {keys}'"
     return (
         f"<section><h3 id='{plate.name}'>{title}</h3><p>{escape(plate.reading)}</p>"
-        f"<figure><div class='plot' id='figure-{plate.name}' tabindex='0' role='application' "
-        f"aria-label='{title} Arrow keys move between heads, Enter opens one.'></div></figure>"
-        "</section>"
+        f"<figure><div class='plot' id='figure-{plate.name}' {told}></div></figure></section>"
     )
 
 
@@ -176,7 +178,8 @@ def _dialog() -> str:
 <section id="head-directions-section" hidden><h3>Tokens along the top directions</h3>
 <p class="quiet">A direction has two ends; which is which means nothing.</p>
 <div class="scroll"><table id="head-directions"></table></div></section>
-<section id="head-tokens-section" hidden><h3>Tokens of the text that it sees most and least of</h3>
+<section id="head-tokens-section" hidden><h3>Tokens of the text that it sees most and least of,
+with directions carrying <span id="head-tokens-share"></span></h3>
 <div class="bar"><label>in <select id="head-stream">
 <option value="full">the full stream</option><option value="embed">the token embedding</option>
 </select></label></div>

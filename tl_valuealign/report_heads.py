@@ -1,5 +1,7 @@
 """What a head's panel shows beside its numbers: decoded directions, and tokens in context."""
 
+import math
+from numbers import Integral, Real
 from typing import Any
 
 import pandas as pd
@@ -9,7 +11,9 @@ from tl_valuealign.errors import InputError
 from tl_valuealign.extremes import BEFORE, STREAMS
 from tl_valuealign.report_pack import array, fractions
 from tl_valuealign.result import ValueAlignmentResult
+from tl_valuealign.shapes import ROLES
 
+SIDES = ("positive", "negative")
 SHOWN = 5  # tokens at either end
 COLUMNS = ("role", "layer", "head", "direction", "share", "positive", "negative")
 
@@ -54,7 +58,32 @@ def decoded_directions(
     found: dict[str, dict[str, list[list[Any]]]] = {}
     for row in table[list(COLUMNS)].itertuples(index=False, name=None):
         role, layer, head, direction, share, positive, negative = row
-        rows = found.setdefault(str(role), {}).setdefault(f"{int(layer)},{int(head)}", [])
-        ends = ([str(token) for token in end[:SHOWN]] for end in (positive, negative))
-        rows.append([str(direction), round(float(share), 4), *ends])
+        _require_row(row)
+        rows = found.setdefault(role, {}).setdefault(f"{int(layer)},{int(head)}", [])
+        if any(known[0] == direction for known in rows):
+            raise InputError(f"directions: {role} L{layer}H{head} has direction {direction} twice")
+        rows.append([direction, round(float(share), 4), positive[:SHOWN], negative[:SHOWN]])
     return found
+
+
+def _require_row(row: tuple[Any, ...]) -> None:
+    """Raise ``InputError`` naming the first entry that is not what ``decode_directions`` writes."""
+    role, layer, head, direction, share, *ends = row
+    where = f"{role} L{layer}H{head}"
+    for name, holds, expected, got in (
+        ("role", role in ROLES, f"one of {', '.join(ROLES)}", role),
+        ("layer", isinstance(layer, Integral), "a whole number", layer),
+        ("head", isinstance(head, Integral), "a whole number", head),
+        ("direction", isinstance(direction, str), "a string", direction),
+        ("share", isinstance(share, Real) and math.isfinite(share), "a finite number", share),
+        *(
+            (name, _strings(end), "a list of strings", end)
+            for name, end in zip(SIDES, ends, strict=True)
+        ),
+    ):
+        if not holds:
+            raise InputError(f"directions: {where}: {name} is {got!r:.60}, expected {expected}")
+
+
+def _strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)

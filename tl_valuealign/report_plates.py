@@ -1,7 +1,7 @@
 """The figures of a report, each with its title and one sentence on how to read it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import plotly.graph_objects as go
@@ -30,14 +30,15 @@ Further = ContributionResult | IdentityResult | NullResult | SubstitutionResult
 
 @dataclass(frozen=True)
 class Plate:
-    """One figure of the page: its title, one sentence on how to read it, how to draw it, and which
-    of the result's thresholds it shows."""
+    """One figure of the page: its title, one sentence on how to read it, how to draw it, which
+    of the result's thresholds it shows, and whether its cells are heads."""
 
     name: str
     title: str
     reading: str
     draw: Callable[[Look], go.Figure]
     threshold: int = 0
+    heads: bool = True
 
 
 def plates(result: ValueAlignmentResult) -> list[Plate]:
@@ -78,6 +79,7 @@ def plates(result: ValueAlignmentResult) -> list[Plate]:
             "Lines are mean lengths of what each block writes, the dashed level is the embedding. "
             "A source that is not long but stood out above did so by its direction.",
             partial(draw_norms, result),
+            heads=False,
         )
     )
     if "V" in result.roles:
@@ -136,16 +138,17 @@ def further_plates(result: ValueAlignmentResult, further: Sequence[Further]) -> 
     for number, answer in enumerate(further):
         arguments.same_model("further", result.provenance, answer.provenance)
         if isinstance(answer, ContributionResult):
-            plate = _contributions(answer)
+            plates = [_contributions(answer)]
         elif isinstance(answer, IdentityResult):
-            plate = _identity(answer)
+            plates = [_identity(answer)]
         elif isinstance(answer, NullResult):
-            plate = _null(answer)
+            plates = [_null(answer, source) for source in answer.sources]
         else:
-            plate = _effect(result, answer)
-        plate.draw(Look())  # what cannot be drawn is told before anything is written
-        name = plate.name if all(p.name != plate.name for p in found) else f"{plate.name}-{number}"
-        found.append(Plate(name, plate.title, plate.reading, plate.draw))
+            plates = [_effect(result, answer)]
+        for plate in plates:
+            plate.draw(Look())  # what cannot be drawn is told before anything is written
+            taken = any(other.name == plate.name for other in found)
+            found.append(replace(plate, name=f"{plate.name}-{number}") if taken else plate)
     return found
 
 
@@ -154,9 +157,10 @@ def _contributions(answer: ContributionResult) -> Plate:
         "contributions",
         "What are the vectors made of?",
         "Bars are exact signed shares of each kind of source in what a block’s heads compute, mean "
-        "over heads; above zero minus below is 1. The strip shows what is left of the embedding in "
-        f"the stream, and whether the rest points along it. {_text(answer)}",
+        "over heads; above zero minus below is 1. The strips show whether the rest of the stream "
+        f"points along the embedding, and how much of the embedding there is. {_text(answer)}",
         partial(draw_contributions, answer),
+        heads=False,
     )
 
 
@@ -171,13 +175,16 @@ def _identity(answer: IdentityResult) -> Plate:
     )
 
 
-def _null(answer: NullResult) -> Plate:
-    source = answer.sources[0]
+def _null(answer: NullResult, source: str) -> Plate:
+    against = {"covariance": "its covariance", "second-moment": "its second moment"}
+    part = common.share(answer.thresholds[0])
     return Plate(
-        f"null-{answer.null}",
-        f"Compared with what? The {common.source_words(source)} against a sampled null",
+        f"null-{answer.null}-{source}",
+        f"Compared with what? The {common.source_words(source)} against "
+        f"{against.get(answer.null, 'the other heads')}",
         f"Alignment divided by what the null expects: {NULL_WORDS[answer.null]}. White is the null "
-        "itself; chance on the other figures supposes that all directions are alike.",
+        "itself; chance on the other figures supposes that all directions are alike. "
+        f"{answer.n_tokens:,} sampled tokens, directions carrying {part}.",
         partial(draw_null, answer, source, 0),
     )
 
@@ -187,13 +194,15 @@ def _effect(result: ValueAlignmentResult, answer: SubstitutionResult) -> Plate:
         answer.source, f"the {common.source_words(answer.source)} alone"
     )
     roles = "/".join(answer.roles)
+    by_head = any(head is not None for head in answer.unit_heads)
     return Plate(
         f"effect-{roles}-{answer.source}".replace("/", "-"),
-        f"Does it matter? {roles} heads given {given}",
+        f"Does it matter? {roles} heads given {given}, {'head by head' if by_head else 'by block'}",
         "Each point is what the next-token loss pays when a block’s or head’s input is replaced, "
         "against how well those heads line up with the embedding. Bars are 95% intervals. "
         f"{_text(answer)} Without substitution the loss is {answer.base_loss:.3f} nats.",
         lambda look: draw_effect(answer, result, None, "embed", None, look),
+        heads=False,
     )
 
 

@@ -85,7 +85,7 @@ async function draw(element, data, layouts) {
   const cursor = document.createElement("div");
   cursor.className = "cursor";
   element.append(cursor);
-  if (!element.dataset.set) listen(element);
+  if (!element.dataset.set && element.getAttribute("role") === "application") listen(element);
   element.dataset.set = width;
   element.dataset.width = layout.width;
 }
@@ -156,9 +156,16 @@ function told(template, x, customdata, text) {
   const filled = template.replace("<extra></extra>", "").replace(/%\{(\w+)(?:\[(\d+)\])?(?::([^}]*))?\}/g,
     (_, name, index, format) => {
       const value = name === "customdata" ? customdata[+index] : name === "x" ? x : text ?? "";
-      return format && Number.isFinite(value) ? value.toFixed(+(format.match(/\.(\d)f/) || [0, 3])[1]) : value;
+      return format && Number.isFinite(value) ? formatted(value, format) : value;
     });
   return new DOMParser().parseFromString(filled.replace(/<br>/g, ", "), "text/html").body.textContent;
+}
+
+/* The few of d3's number formats that the templates use: .3f, +.3f, .3g, .1%. */
+function formatted(value, format) {
+  const [, digits, kind] = format.match(/\.(\d)([fg%])/) || [0, "3", "f"];
+  if (kind === "%") return `${(100 * value).toFixed(+digits)}%`;
+  return kind === "g" ? `${+value.toPrecision(+digits)}` : value.toFixed(+digits);
 }
 
 function nearest(cells, to) {
@@ -301,6 +308,11 @@ const dialog = $("head");
 let opened = null;
 
 function openHead(head, element) {
+  // A further question may have been asked of roles or blocks that the result does not have.
+  if (!(head.role in ROLES) || !LAYERS.includes(head.layer)) {
+    $("spoken").textContent = `L${head.layer}H${head.head} · ${head.role} is not part of the analysis`;
+    return;
+  }
   const figure = DATA.figures[element.id.replace("figure-", "")];
   opened = { t: figure ? figure.threshold : state.t, ...head };
   if (!dialog.open) dialog.showModal();
@@ -402,6 +414,7 @@ function tellTokens(role, l, head) {
     }
   }
   section.hidden = !rows.length;
+  $("head-tokens-share").textContent = share(0);
   tabulate($("head-tokens"), ["", "alignment", name === "full" ? "token in its context" : "token"], rows);
 }
 

@@ -213,7 +213,8 @@ class Canvas:
         rows = 0
         for names in legends.values():
             widths = [48 + 12 * GLYPH * len(name) for name in names]
-            columns = len(names) if sum(widths) <= inner else max(1, int(inner / max(widths)))
+            # Estimates may fall short of what a font needs: a line is full a little early.
+            columns = len(names) if sum(widths) <= 0.9 * inner else max(1, int(inner / max(widths)))
             rows = max(rows, -(-len(names) // columns))
         return rows * LEGEND_LINE + 8 if rows else 0.0
 

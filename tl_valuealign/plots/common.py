@@ -149,10 +149,12 @@ def relative_scale(log_ratios: Iterable[Any]) -> dict[str, Any]:
 
 
 def plain(value: float) -> str:
-    """A round number as people write it: 0.05, 2, 500, 10⁶ beyond that."""
+    """A round number as people write it: 0.05, 2, 500, 3·10⁶ beyond that."""
     if 1e-4 <= value < 1e5:
         return f"{value:,.4f}".rstrip("0").rstrip(".")
-    return f"10<sup>{math.log10(value):.0f}</sup>"
+    exponent = math.floor(math.log10(value) + 1e-9)
+    digits = f"{value / 10**exponent:.3g}"
+    return f"{'' if digits == '1' else digits + '·'}10<sup>{exponent}</sup>"
 
 
 def log_ticks(low: float, high: float) -> list[float]:

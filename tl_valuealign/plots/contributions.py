@@ -43,9 +43,9 @@ STYLE = {
 def plot_contributions(result: ContributionResult) -> go.Figure:
     """Signed shares stacked by block, one panel per role, means over heads.
 
-    What lies above zero minus what lies below it is 1 in every block. The strip at the foot shows
+    What lies above zero minus what lies below it is 1 in every block. The strips at the foot show
     how far the rest of the stream points along the embedding (cosine, with 95% intervals) and how
-    much of the embedding is left in the stream.
+    much of the embedding there is in the stream.
     """
     return draw_contributions(result, Look())
 
@@ -83,21 +83,21 @@ def draw_contributions(result: ContributionResult, look: Look) -> go.Figure:
         for level, dash in ((0.0, "solid"), (1.0, "dot")):
             canvas.shapes.append(_level(panel, level, dash))
     top = len(result.roles) * (HEADING + HEIGHT + BETWEEN) + HEADING
-    strip = canvas.panel(
-        LEFT,
-        top,
-        across,
-        STRIP,
-        x=_blocks(result, across, labels=True),
-        y={"title": {"text": ""}, "showgrid": True, "nticks": 5},
-    )
-    canvas.note(
-        "<b>Embedding</b>  in the stream before each block", LEFT, top - 5, yanchor="bottom"
-    )
-    canvas.shapes.append(_level(strip, 0.0, "solid"))
-    canvas.traces += _fate(strip, result)
+    for number, (words, line) in enumerate(_fate(result)):
+        strip = canvas.panel(
+            LEFT,
+            top,
+            across,
+            STRIP,
+            x=_blocks(result, across, labels=number == 1),
+            y={"title": {"text": ""}, "showgrid": True, "nticks": 5},
+        )
+        canvas.note(f"<b>Embedding</b>  {words}", LEFT, top - 5, yanchor="bottom")
+        canvas.shapes.append(_level(strip, 0.0, "solid"))
+        canvas.traces.append(line.update(xaxis=strip.x, yaxis=strip.y))
+        top += STRIP + BETWEEN + HEADING
     canvas.layout |= {"barmode": "relative", "bargap": 0.15}
-    return canvas.figure(LEFT + across + 8, top + STRIP + UNDER)
+    return canvas.figure(LEFT + across + 8, top - BETWEEN - HEADING + UNDER)
 
 
 def _blocks(result: ContributionResult, width: float, *, labels: bool) -> dict[str, Any]:
@@ -173,7 +173,8 @@ def _level(panel: Panel, value: float, dash: str) -> dict[str, Any]:
     }
 
 
-def _fate(strip: Panel, result: ContributionResult) -> list[go.Scatter]:
+def _fate(result: ContributionResult) -> list[tuple[str, go.Scatter]]:
+    """What becomes of the embedding before each block, in words and as a line."""
     fate = result.embedding
     x = list(range(len(result.layers)))
     width = fate.rest_cosine_half_width.numpy()
@@ -182,21 +183,23 @@ def _fate(strip: Panel, result: ContributionResult) -> list[go.Scatter]:
         ("how much of it there is (1: as written)", fate.kept.numpy(), EMBED, "dash"),
     )
     return [
-        go.Scatter(
-            x=x,
-            y=y,
-            xaxis=strip.x,
-            yaxis=strip.y,
-            mode="lines+markers" if len(x) < 40 else "lines",
-            line={"color": colour, "width": 2, "dash": dash},
-            marker={"size": 5},
-            error_y={"array": width, "width": 2, "thickness": 1}
-            if dash == "solid" and len(known(width))
-            else None,
-            name=name,
-            showlegend=True,
-            customdata=list(result.layers),
-            hovertemplate=f"<b>into block %{{customdata}}</b><br>{name} %{{y:.3f}}<extra></extra>",
+        (
+            words,
+            go.Scatter(
+                x=x,
+                y=y,
+                mode="lines+markers" if len(x) < 40 else "lines",
+                line={"color": colour, "width": 2, "dash": dash},
+                marker={"size": 5},
+                error_y={"array": width, "width": 2, "thickness": 1}
+                if dash == "solid" and len(known(width))
+                else None,
+                name=words,
+                showlegend=False,
+                customdata=list(result.layers),
+                hovertemplate=f"<b>into block %{{customdata}}</b><br>{words} %{{y:.3f}}"
+                "<extra></extra>",
+            ),
         )
-        for name, y, colour, dash in lines
+        for words, y, colour, dash in lines
     ]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from tl_valuealign import arguments
 from tl_valuealign.causal import SubstitutionResult
 from tl_valuealign.contributions import ContributionResult
 from tl_valuealign.errors import InputError
@@ -50,7 +51,8 @@ def plot_effect(
         role: whose figure to take; None for the role that was substituted.
         threshold: of an alignment; None for the first.
 
-    Raises ``InputError`` if ``effect`` is of one set, or ``against`` lacks a role, layer or source.
+    Raises ``InputError`` if ``effect`` is of one set, or ``against`` is of another model or lacks a
+    role, layer or source.
     """
     return draw_effect(effect, against, role, source, threshold, Look())
 
@@ -68,6 +70,7 @@ def draw_effect(
         raise InputError(
             "effect: this is one number for a whole set; substitute with by='layer' or by='head'"
         )
+    arguments.same_model("against", effect.provenance, against.provenance)
     role = effect.roles[0] if role is None else role
     axis = _axis(against, role, source, threshold)
     x = np.array([_at(axis, layer, head) for layer, head in _places(effect)])

@@ -35,6 +35,10 @@ def scales(
             ratios.append(np.log2(part / values.chance[index].numpy()))
     chance = np.concatenate([known(values.chance[index]) for values in result.roles.values()])
     raw = value_scale(*alignment_range(parts), float(chance.mean()) if len(chance) else None)
+    raw["colorbar"]["ticktext"] = [
+        words.replace("<b>chance</b>", "<b>chance</b>,<br>all roles")
+        for words in raw["colorbar"]["ticktext"]
+    ]
     return raw, relative_scale(ratios)
 
 
