@@ -179,8 +179,8 @@ def _fate(result: ContributionResult) -> list[tuple[str, go.Scatter]]:
     x = list(range(len(result.layers)))
     width = fate.rest_cosine_half_width.numpy()
     lines = (
-        ("cosine with the rest of the stream", fate.rest_cosine.numpy(), FULL_STREAM, "solid"),
-        ("how much of it there is (1: as written)", fate.kept.numpy(), EMBED, "dash"),
+        ("cosine with the rest", fate.rest_cosine.numpy(), FULL_STREAM, "solid"),
+        ("amount (1: as written)", fate.kept.numpy(), EMBED, "dash"),
     )
     return [
         (
