@@ -28,7 +28,7 @@ app = typer.Typer(
 
 # A result, and what else its report shows.
 Found = tuple[ValueAlignmentResult, dict[str, Any]]
-DEMO_TOKENS = 1500  # for the further questions
+DEMO_TEXTS, DEMO_LENGTH = 12, 250  # passages and characters of each, for the further questions
 
 
 class Metric(str, enum.Enum):
@@ -139,12 +139,14 @@ def demo(
     """Analyse the bundled pocket model: real weights, no arguments, no network."""
     from tl_valuealign import analyze_value_alignment, pocket_model
     from tl_valuealign.asking import CURVE
+    from tl_valuealign.passages import PASSAGES
 
     def run() -> Found:
         model, progress = pocket_model(), not quiet
-        curve = (0.9, 0.5, *(share for share in CURVE if share not in (0.9, 0.5)))
+        curve = (0.9, 0.5, *(share for share in CURVE[1::2] if share not in (0.9, 0.5)))
         result = analyze_value_alignment(model, thresholds=curve, progress=progress)
-        return result, _further(model, None, result, max_tokens=DEMO_TOKENS, progress=progress)
+        openings = [text[:DEMO_LENGTH] for text in PASSAGES[:DEMO_TEXTS]]
+        return result, _further(model, openings, result, progress=progress)
 
     _deliver(run, out, overwrite=overwrite, quiet=quiet)
 

@@ -82,7 +82,7 @@ def draw_explorer_base(result: ValueAlignmentResult, role: str, look: Look) -> g
         canvas.traces.append(empty.update(meta={"part": f"gap {FULL}"}, hoverinfo="text"))
     canvas.shapes = shapes(result, [choice], 0)
     width, bottom = _furnish(canvas, choice)
-    figure = canvas.figure(width, bottom + 10)
+    figure = canvas.figure(width, bottom + 10, min_width=760)  # its legend fits on one line
     raw, _ = scales(result, [FULL], 0)
     bar = figure.layout.coloraxis.colorbar.to_plotly_json()
     figure.update_layout(coloraxis=raw | {"colorbar": bar | raw["colorbar"]})
