@@ -36,15 +36,24 @@ def long_frame(
 ) -> pd.DataFrame:
     """One row per role, label of every axis in turn, and head; a column for each of ``keys``, which
     are tensors [*axes, head] of every role."""
-    frames = []
-    for name, values in roles.items():
-        heads = range(getattr(values, keys[0]).shape[-1])
-        index = pd.MultiIndex.from_product(
-            [[name], *axes.values(), heads], names=["role", *axes, "head"]
-        )
-        columns = {key: getattr(values, key).reshape(-1).numpy() for key in keys}
-        frames.append(pd.DataFrame(columns, index=index).reset_index())
-    return pd.concat(frames, ignore_index=True)
+    return pd.concat(
+        [
+            _rows(name, axes, {key: getattr(values, key) for key in keys})
+            for name, values in roles.items()
+        ],
+        ignore_index=True,
+    )
+
+
+def _rows(
+    role: str, axes: Mapping[str, Sequence[Any]], columns: Mapping[str, torch.Tensor]
+) -> pd.DataFrame:
+    heads = range(next(iter(columns.values())).shape[-1])
+    index = pd.MultiIndex.from_product(
+        [[role], *axes.values(), heads], names=["role", *axes, "head"]
+    )
+    flat = {key: value.reshape(-1).numpy() for key, value in columns.items()}
+    return pd.DataFrame(flat, index=index).reset_index()
 
 
 def to_frame(result: "ValueAlignmentResult") -> pd.DataFrame:
@@ -56,16 +65,11 @@ def _role_frame(result: "ValueAlignmentResult", name: str) -> pd.DataFrame:
     values = result.roles[name]
     alignment = torch.cat([values.by_source, values.full[:, None]], dim=1)
     shape = alignment.shape
-    index = pd.MultiIndex.from_product(
-        [
-            [name],
-            result.thresholds,
-            [*result.sources, "full"],
-            result.layers,
-            range(shape[-1]),
-        ],
-        names=["role", "threshold", "source", "layer", "head"],
-    )
+    axes = {
+        "threshold": result.thresholds,
+        "source": [*result.sources, "full"],
+        "layer": result.layers,
+    }
     projected = torch.cat([values.projected_sq_norm, values.projected_sq_norm_full[None]])
     columns = {
         "alignment": alignment,
@@ -76,8 +80,7 @@ def _role_frame(result: "ValueAlignmentResult", name: str) -> pd.DataFrame:
         "numerical_rank": values.numerical_rank[None, None].expand(shape),
         "projected_sq_norm": projected[None].expand(shape),
     }
-    flat = {key: value.reshape(-1).numpy() for key, value in columns.items()}
-    return pd.DataFrame(flat, index=index).reset_index()
+    return _rows(name, axes, columns)
 
 
 def to_dataset(result: "ValueAlignmentResult") -> Any:

@@ -153,11 +153,11 @@ def null_alignment(
     arguments.choices("null", (null,), NULLS)
     arguments.choices("metric", (metric,), METRICS)
     thresholds = arguments.shares("thresholds", thresholds)
-    if arguments.count("draws", draws) < 2:
-        raise InputError("draws: one subspace has no spread; draw 2 or more")
-    if arguments.count("sample", sample) < 2:
-        raise InputError("sample: one token has no distribution; sample 2 or more")
     sample, draws = arguments.count("sample", sample), arguments.count("draws", draws)
+    if draws < 2:
+        raise InputError("draws: one subspace has no spread; draw 2 or more")
+    if sample < 2:
+        raise InputError("sample: one token has no distribution; sample 2 or more")
     opened = open_session(
         model,
         data,

@@ -15,7 +15,7 @@ from tl_valuealign.plots import common
 from tl_valuealign.plots.canvas import Look
 from tl_valuealign.plots.contributions import draw_contributions
 from tl_valuealign.plots.directions import draw_directions
-from tl_valuealign.plots.effect import draw_effect
+from tl_valuealign.plots.effect import draw_effect, given_words
 from tl_valuealign.plots.full_stream import draw_full_stream
 from tl_valuealign.plots.identity import draw_identity
 from tl_valuealign.plots.norms import draw_norms
@@ -146,7 +146,6 @@ def further_plates(result: ValueAlignmentResult, further: Sequence[Further]) -> 
         else:
             plates = [_effect(result, answer)]
         for plate in plates:
-            plate.draw(Look())  # what cannot be drawn is told before anything is written
             taken = any(other.name == plate.name for other in found)
             found.append(replace(plate, name=f"{plate.name}-{number}") if taken else plate)
     return found
@@ -190,9 +189,7 @@ def _null(answer: NullResult, source: str) -> Plate:
 
 
 def _effect(result: ValueAlignmentResult, answer: SubstitutionResult) -> Plate:
-    given = {"mean": "the mean stream", "random": "random directions"}.get(
-        answer.source, f"the {common.source_words(answer.source)} alone"
-    )
+    given = given_words(answer)
     roles = "/".join(answer.roles)
     by_head = any(head is not None for head in answer.unit_heads)
     return Plate(

@@ -76,11 +76,8 @@ def draw_effect(
     x = np.array([_at(axis, layer, head) for layer, head in _places(effect)])
     limits = _limits(x, axis.chance)
     p = effect.provenance
-    given = {"mean": "the mean stream", "random": "random directions"}.get(
-        effect.source, f"the {source_words(effect.source)} alone"
-    )
     canvas = Canvas(
-        f"What it costs to give {'/'.join(map(safe, effect.roles))} heads {given}",
+        f"What it costs to give {'/'.join(map(safe, effect.roles))} heads {given_words(effect)}",
         [
             f"{safe(p['model_name'])} · {effect.n_tokens:,} predicted tokens in "
             f"{effect.n_sequences:,} sequences · loss without substitution "
@@ -135,6 +132,13 @@ def draw_effect(
     }
     width = canvas.colour_bar(LEFT + across + 20, 8, HEIGHT)
     return canvas.figure(width, 8 + HEIGHT + UNDER)
+
+
+def given_words(effect: SubstitutionResult) -> str:
+    """What the heads read instead of the stream."""
+    return {"mean": "the mean stream", "random": "random directions"}.get(
+        effect.source, f"the {source_words(effect.source)} alone"
+    )
 
 
 def _limits(x: Array, chance: float | None) -> list[float]:
