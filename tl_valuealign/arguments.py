@@ -131,6 +131,20 @@ def measured(role: str, roles: Iterable[str]) -> str:
     return role
 
 
+def threshold_index(given: float | None, thresholds: Sequence[float], asker: str) -> int:
+    """Place of a threshold among those that ``asker`` computed; None is the first."""
+    if given is None:
+        return 0
+    for index, value in enumerate(thresholds):
+        if abs(value - given) < 1e-9:
+            return index
+    raise InputError(
+        f"threshold {given!r} is not in this result, which has "
+        f"{', '.join(map(str, thresholds))}; ask for it with "
+        f"{asker}(..., thresholds=({given!r},))"
+    )
+
+
 def same_model(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
     """Raise ``InputError`` unless two provenances (or tables' attrs) are of the same weights."""
     expected, got = mine["model_hash"], theirs.get("model_hash")

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from tl_valuealign import describe
+from tl_valuealign import arguments, describe
 from tl_valuealign.chance import chance_alignment
 from tl_valuealign.errors import InputError
 from tl_valuealign.extremes import Extremes
@@ -103,16 +103,7 @@ class ValueAlignmentResult:
 
     def threshold_index(self, threshold: float | None = None) -> int:
         """Row of the threshold axis; None is the first. Raises ``InputError`` if not computed."""
-        if threshold is None:
-            return 0
-        for index, value in enumerate(self.thresholds):
-            if abs(value - threshold) < 1e-9:
-                return index
-        raise InputError(
-            f"threshold {threshold!r} is not in this result, which has "
-            f"{', '.join(map(str, self.thresholds))}; ask for it with "
-            f"analyze_value_alignment(..., thresholds=({threshold!r},))"
-        )
+        return arguments.threshold_index(threshold, self.thresholds, "analyze_value_alignment")
 
     def source_index(self, source: str) -> int:
         """Row of the source axis. Raises ``InputError`` naming the nearest labels."""

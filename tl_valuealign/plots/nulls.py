@@ -5,7 +5,6 @@ import plotly.graph_objects as go
 
 from tl_valuealign import arguments
 from tl_valuealign.describe import METRIC_WORDS
-from tl_valuealign.errors import InputError
 from tl_valuealign.nulls import NullResult
 from tl_valuealign.plots.canvas import Canvas, Look
 from tl_valuealign.plots.common import Array, relative_scale, safe, share, source_words
@@ -31,7 +30,7 @@ def plot_null(
     Raises ``InputError`` if source or threshold is not in the result.
     """
     source = result.sources[0] if source is None else source
-    index = 0 if threshold is None else _index(result, threshold)
+    index = arguments.threshold_index(threshold, result.thresholds, "null_alignment")
     return draw_null(result, source, index, Look())
 
 
@@ -75,13 +74,3 @@ def _grid(result: NullResult, role: str, place: int, index: int) -> RoleGrid:
     with np.errstate(divide="ignore"):
         z = np.log2(numbers[3])
     return RoleGrid(role, z, np.stack([*numbers, layer], axis=-1), template)
-
-
-def _index(result: NullResult, threshold: float) -> int:
-    for index, known in enumerate(result.thresholds):
-        if abs(known - threshold) < 1e-9:
-            return index
-    raise InputError(
-        f"threshold {threshold!r} is not in this result, which has "
-        f"{', '.join(map(str, result.thresholds))}"
-    )
